@@ -1,0 +1,92 @@
+"""The policy protocol: what a KV policy tells the engine, and what it may ask of it.
+
+A policy is bound to a model's payload costs once (`bind`); everything after that works on the bound policy. Its state
+is a pytree of per-row arrays, so that a rollback is: put the old state back.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Array, Bool, Int, Int8
+
+from jaxkv.state.actions import HIGH
+from jaxkv.state.payload import KVSpec
+
+DEFAULT_WINDOW = 16
+DEFAULT_SINKS = 4
+PADDING_TAG = -1
+UNRESOLVED_TAG = -2
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the engine must provide for a policy to work."""
+
+    tags: bool = False
+    """Structural tags of every accepted token, that is, a grammar constraint."""
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Decides how long and how precisely each token's keys and values are kept.
+
+    `window` newest tokens and the first `sinks` tokens are HIGH whatever the policy says. `groups` names the layer
+    groups C that share actions; `max_tags` is U, the width of the tag-id vectors. `calibrated` is False for a policy
+    whose values were set by hand.
+    """
+
+    name: str
+    calibrated: bool
+    needs: Needs
+    vocabulary: Any
+    window: int
+    sinks: int
+    groups: tuple[str, ...]
+    max_tags: int
+
+    def bind(self, spec: KVSpec, context: int) -> "Policy":
+        """The policy for a model with these KV dimensions and at most `context` positions a request.
+
+        Raises PolicyError when it was made for other dimensions, or when its ledger could leave int32 within `context`
+        tokens.
+        """
+        ...
+
+    def init(self, rows: int) -> Any:
+        """Fresh state of `rows` requests: a pytree of arrays with leading axis `rows`."""
+        ...
+
+    def reset_row(self, policy_state: Any, row: Any) -> Any:
+        """The state with one row (int or traced scalar) as `init` makes it, for that row's next request. Jittable."""
+        ...
+
+    def plan_prompt(self, prompt_length: int, tokens: Any = None) -> Int8[np.ndarray, "n C"]:
+        """Action of every prompt token and group, decided before the prompt pass; protected positions are HIGH."""
+        ...
+
+    def encode(self, transition: Any) -> tuple[np.ndarray, int]:
+        """What the device needs to know of an accepted token: tag ids int32 [U], padded with -1, and the parser
+        state's index.
+
+        `transition` has `.tags` (candidate tag ids, empty for a stop token) and `.parser_state` (after acceptance).
+        """
+        ...
+
+    def step(
+        self,
+        policy_state: Any,
+        tag_ids: Int[Array, "B U"],
+        parser_state: Int[Array, "B"],
+        active: Bool[Array, "B"],
+    ) -> tuple[Int8[Array, "B C"], Any]:
+        """Actions of one token in each row, and the next state. Rows that are not active keep theirs. Jittable."""
+        ...
+
+
+def protect_prompt(actions: Int8[np.ndarray, "n C"], window: int, sinks: int) -> Int8[np.ndarray, "n C"]:
+    """The plan with sinks and the last `window` tokens HIGH (PASK B.2), as a new array."""
+    protected = actions.copy()
+    protected[:sinks] = HIGH
+    protected[max(len(actions) - window, 0) :] = HIGH
+    return protected
