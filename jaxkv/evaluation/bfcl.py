@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jaxkv.errors import EvaluationError
+from jaxkv.prompting import json_type, tool_messages
 
 CATEGORIES: Final = (
     "simple_python",
@@ -26,25 +27,6 @@ CATEGORIES: Final = (
     "live_parallel_multiple",
 )
 INSTALL: Final = "pip install --no-deps bfcl-eval==2026.3.23"
-
-TYPE_MAPPING: Final[dict[str, str | None]] = {
-    "dict": "object",
-    "float": "number",
-    "tuple": "array",
-    "any": None,
-}
-"""BFCL's Python type names that JSON Schema lacks, and its name for each; None leaves the value unconstrained."""
-
-SYSTEM_PROMPT: Final = (
-    "You are a function calling assistant. Given the available functions and a question, reply with only one JSON "
-    'object {"name": function name, "arguments": {parameter: value}} using values taken from the question. '
-    "Leave out optional parameters that the question does not mention."
-)
-PARALLEL_SYSTEM_PROMPT: Final = (
-    "You are a function calling assistant. Given the available functions and a question, reply with only a JSON "
-    'list of objects {"name": function name, "arguments": {parameter: value}} using values taken from the question. '
-    "Leave out optional parameters that the question does not mention."
-)
 
 
 @dataclass(frozen=True)
@@ -126,59 +108,22 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 def _case(category: str, entry: dict[str, Any], gold: list[dict[str, Any]]) -> Case:
     turn = entry["question"][0]
-    question = "\n".join(message["content"] for message in turn if message["role"] == "user")
-    # As BFCL's own prompting handlers do, a question's system message follows the instructions.
-    instructions = [message["content"] for message in turn if message["role"] == "system"]
     parallel = "parallel" in category
     return Case(
         id=entry["id"],
         category=category,
         tools=entry["function"],
-        question=question,
-        messages=prompt_messages(entry["function"], question, parallel=parallel, instructions=instructions),
+        question="\n".join(message["content"] for message in turn if message["role"] == "user"),
+        messages=tool_messages(entry["function"], turn, parallel=parallel),
         gold=gold,
         parallel=parallel,
     )
 
 
-def prompt_messages(
-    tools: Iterable[Mapping[str, Any]], question: str, *, parallel: bool = False, instructions: Iterable[str] = ()
-) -> list[dict[str, str]]:
-    """The chat prompt for a question over functions.
-
-    System: what to reply, then the question's own `instructions`, each after an empty line. User: `Functions:`, one
-    line of JSON a function (`describe_tool`), an empty line, `Question: ` and the question.
-    """
-    system = "\n\n".join([PARALLEL_SYSTEM_PROMPT if parallel else SYSTEM_PROMPT, *instructions])
-    lines = ["Functions:", *(json.dumps(describe_tool(tool), ensure_ascii=False) for tool in tools)]
-    user = "\n".join([*lines, "", f"Question: {question}"])
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
-
-
-def describe_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The short form of a function document in the prompt.
-
-    `{"name", "description", "parameters": {parameter: {"type", "description", "enum"}}, "required"}`; what a
-    parameter does not declare is left out, types carry their JSON-Schema names, nested properties are not shown.
-    """
-    schema = tool["parameters"]
-    parameters = {}
-    for name, declared in schema.get("properties", {}).items():
-        shown = {"type": TYPE_MAPPING.get(declared.get("type"), declared.get("type"))}
-        shown |= {key: declared.get(key) for key in ("description", "enum")}
-        parameters[name] = {key: value for key, value in shown.items() if value is not None}
-    return {
-        "name": tool["name"],
-        "description": tool["description"],
-        "parameters": parameters,
-        "required": list(schema.get("required", [])),
-    }
-
-
 def json_schema(declared: Mapping[str, Any]) -> dict[str, Any]:
     """A BFCL parameter schema with JSON-Schema type names, recursively; `any` becomes a schema without a type."""
     schema = {key: value for key, value in declared.items() if key not in ("type", "properties", "items")}
-    kind = TYPE_MAPPING.get(declared.get("type", ""), declared.get("type"))
+    kind = json_type(declared)
     if kind is not None:
         schema["type"] = kind
     if isinstance(declared.get("properties"), Mapping):

@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -214,7 +214,7 @@ def run_record(path: str | Path, config: Any, figures: Mapping[str, Figure], see
             "cpus": os.cpu_count(),
             "devices": _devices(),
         },
-        "config": asdict(config) if is_dataclass(config) and not isinstance(config, type) else dict(config),
+        "config": dict(config) if isinstance(config, Mapping) else asdict(config),
         "seeds": list(seeds),
         "figures": dict(figures),
     }
