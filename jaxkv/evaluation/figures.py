@@ -15,18 +15,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
 from jaxkv.errors import EvaluationError, JaxkvError
+from jaxkv.versions import versions
 
 Figure = bool | int | float | str | None
 """A value of a figures dictionary; None stands for "not measured" and fails every check."""
-
-RECORDED_PACKAGES: Final = ("jaxkv", "jax", "jaxlib", "flax", "xgrammar", "transformers", "numpy", "torch")
 
 _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "<=": operator.le,
@@ -184,17 +182,6 @@ def finish(figures: Mapping[str, Figure], json_path: str | None, checks: Sequenc
     for failure in failures:
         print(f"check failed: {failure}", file=sys.stderr if json_path == "-" else sys.stdout, flush=True)
     return 1 if failures else 0
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a result; absent packages are left out."""
-    found = {"python": platform.python_version()}
-    for package in RECORDED_PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def run_record(path: str | Path, config: Any, figures: Mapping[str, Figure], seeds: Sequence[int] = (0,)) -> None:
