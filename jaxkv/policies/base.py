@@ -16,7 +16,6 @@ from jaxkv.state.payload import KVSpec
 DEFAULT_WINDOW = 16
 DEFAULT_SINKS = 4
 PADDING_TAG = -1
-UNRESOLVED_TAG = -2
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,11 @@ class Policy(Protocol):
     groups: tuple[str, ...]
     max_tags: int
 
-    def bind(self, spec: KVSpec, context: int) -> "Policy":
+    def bind(self, spec: KVSpec, context: int, fingerprint: str | None = None) -> "Policy":
         """The policy for a model with these KV dimensions and at most `context` positions a request.
 
-        Raises PolicyError when it was made for other dimensions, or when its ledger could leave int32 within `context`
-        tokens.
+        `fingerprint` is the model's. Raises PolicyError when the policy was made for another model, or when its ledger
+        could leave int32 within `context` tokens.
         """
         ...
 

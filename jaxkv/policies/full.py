@@ -28,7 +28,7 @@ class FullKV:
     groups: tuple[str, ...] = GROUP_NAMES
     max_tags: int = 1
 
-    def bind(self, spec: KVSpec, context: int) -> "FullKV":
+    def bind(self, spec: KVSpec, context: int, fingerprint: str | None = None) -> "FullKV":
         return self
 
     def init(self, rows: int) -> tuple[()]:

@@ -206,7 +206,7 @@ def request_cost(
     for name, actions in (("prompt_actions", prompt_actions), ("decode_actions", decode_actions)):
         if actions.shape[1] != costs.num_groups:
             raise RequestError(
-                f"{name} has {actions.shape[1]} layer groups, the costs have {costs.num_groups}; use one KVSpec for both"
+                f"{name} has {actions.shape[1]} layer groups, the costs have {costs.num_groups}; use one KVSpec"
             )
         if actions.size and (actions.min() < RELEASE or actions.max() > HIGH):
             raise RequestError(f"{name} holds {actions.min()}..{actions.max()}; actions are 0 release, 1 low, 2 high")
