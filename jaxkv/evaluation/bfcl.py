@@ -159,14 +159,16 @@ def gold_text(case: Case) -> str:
 _OMITTED: Final = object()
 
 
-def _first_values(accepted: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+def _first_values(accepted: Mapping[str, Any], schema: Mapping[str, Any], *, nested: bool = False) -> dict[str, Any]:
+    """First accepted value of each key; `nested` for an object inside a parameter, whose values are literal."""
     declared = schema.get("properties") or {}
     values = {}
     for name in _in_declared_order(accepted, declared):
         listed = accepted[name]
         value = _first_value(listed, name in schema.get("required", ())) if isinstance(listed, list) else listed
         if value is not _OMITTED:
-            values[name] = _plain(value, declared.get(name, {}))
+            inner = declared.get(name, {})
+            values[name] = _literal(value, inner) if nested else _parameter_value(value, inner)
     return values
 
 
@@ -176,12 +178,21 @@ def _first_value(listed: list[Any], required: bool) -> Any:
     return next((value for value in listed if value != ""), "")
 
 
-def _plain(value: Any, schema: Mapping[str, Any]) -> Any:
-    """A parameter's accepted value as the literal value: objects' lists of accepted values give their first."""
+def _parameter_value(value: Any, schema: Mapping[str, Any]) -> Any:
     if isinstance(value, dict):
-        return _first_values(value, schema)
+        return _first_values(value, schema, nested=True)
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        return [_plain(item, schema.get("items") or {}) for item in value]
+        return [_first_values(item, schema.get("items") or {}, nested=True) for item in value]
+    return _literal(value, schema)
+
+
+def _literal(value: Any, schema: Mapping[str, Any]) -> Any:
+    """A value as it is, its objects' keys in the declared order."""
+    if isinstance(value, dict):
+        declared = schema.get("properties") or {}
+        return {name: _literal(value[name], declared.get(name, {})) for name in _in_declared_order(value, declared)}
+    if isinstance(value, list):
+        return [_literal(item, schema.get("items") or {}) for item in value]
     return value
 
 

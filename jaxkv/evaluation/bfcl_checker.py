@@ -3,7 +3,7 @@
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +25,7 @@ class Verdict:
     error: str | None = None
 
 
-def check(case: Case, calls: Sequence[Mapping[str, Any]] | None) -> Verdict:
+def check(case: Case, calls: Sequence[Any] | None) -> Verdict:
     """Judge an answer with BFCL's own checker.
 
     Args:
