@@ -1,11 +1,20 @@
 """Shape and type annotations of the package are checked in tests, and cost nothing in use."""
 
 import os
+from pathlib import Path
 
-# One process with two threads is what the figures in the documentation were measured with.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from jaxtyping import install_import_hook
 
-_hook = install_import_hook("jaxkv", "beartype.beartype")
-_hook.__enter__()
+PACKAGE = Path(__file__).parent.parent / "jaxkv"
+# JAX rebuilds pytrees around placeholders (tracing information, None), which a field check would refuse.
+PYTREES = {"jaxkv.ops.layer_kv", "jaxkv.state.kv_state"}
+
+_modules = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in PACKAGE.rglob("*.py")
+}
+_packages = {module.rsplit(".", 1)[0] for module in _modules if module != "jaxkv"}
+# Packages are left out because a hooked name covers everything below it.
+install_import_hook(sorted(_modules - _packages - PYTREES), "beartype.beartype").__enter__()

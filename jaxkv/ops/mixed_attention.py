@@ -1,0 +1,53 @@
+"""Attention over a mixed-precision KV cache: the public op and the choice of its implementation."""
+
+from collections.abc import Callable
+from typing import Final
+
+from jaxtyping import Array, Float, Int
+
+from jaxkv.ops.layer_kv import LayerKV
+from jaxkv.ops.mixed_attention_xla import mixed_attention_xla
+
+_IMPLEMENTATIONS: Final[dict[str, Callable[..., tuple[Array, Array]]]] = {"xla": mixed_attention_xla}
+
+
+def mixed_attention(
+    q: Float[Array, "B T H D"],
+    layer: LayerKV,
+    q_position: Int[Array, "B T"],
+    *,
+    new_kv: tuple[Float[Array, "B T K D"], Float[Array, "B T K D"]],
+    scale: float,
+    window: int | None = None,
+    sink_logits: Float[Array, "H"] | None = None,
+    implementation: str | None = None,
+    return_lse: bool = False,
+) -> Float[Array, "B T H D"] | tuple[Float[Array, "B T H D"], Float[Array, "B T H"]]:
+    """Attend from T new tokens to the compressed cache and, causally, to each other (PASK B.5, Eq. 15).
+
+    T = 1 decodes; T > 1 appends an observation over a compressed cache. A key is visible when its position is at most the
+    query's. All partitions share one softmax; scores, statistics and accumulation are float32.
+
+    Args:
+      q: queries, rotated. H is a multiple of K; query head h reads KV head h // (H / K).
+      layer: the cache before the new tokens are appended.
+      q_position: absolute positions of the new tokens, -1 for padding: padded queries give zeros, padded keys are unseen.
+      new_kv: keys and values of the new tokens themselves.
+      scale: multiplies the scores, usually D ** -0.5.
+      window: sliding-window attention; keys at q_position - window and before are invisible.
+      sink_logits: one extra logit per head that takes part in the normalisation and has no value.
+      implementation: "xla", or None to choose. A named implementation that cannot run raises.
+      return_lse: also return log-sum-exp of each query's scores (the finite minimum of float32 where nothing is visible).
+
+    Returns:
+      The output in q's dtype, zeros for a query that sees nothing; with `return_lse`, a pair.
+    """
+    name = implementation or "xla"
+    if name not in _IMPLEMENTATIONS:
+        raise ValueError(
+            f"mixed_attention has no implementation '{name}' here; choose one of {sorted(_IMPLEMENTATIONS)} or None"
+        )
+    if q.shape[2] % new_kv[0].shape[2]:
+        raise ValueError(f"{q.shape[2]} query heads are not a multiple of {new_kv[0].shape[2]} KV heads")
+    out, lse = _IMPLEMENTATIONS[name](q, layer, q_position, new_kv, scale, window, sink_logits)
+    return (out, lse) if return_lse else out
