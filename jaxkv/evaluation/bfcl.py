@@ -137,8 +137,9 @@ def gold_calls(case: Case) -> list[dict[str, Any]]:
     """The expected calls, `{"name", "arguments"}` each, with the first accepted value of every parameter.
 
     BFCL writes "" among the accepted values of what may be left out. So: "" first leaves an optional parameter out,
-    and for a required one the first other value is taken ("" itself where it is the only one). A parameter without
-    any accepted value is left out. Arguments follow the declared order; undeclared ones come last. Objects, and the
+    and for a required one the first other value is taken ("" itself where it is the only one). An undeclared
+    parameter that may be left out is, wherever its "" stands: the official checker refuses undeclared ones. A
+    parameter without any accepted value is left out. Arguments follow the declared order; undeclared ones come last. Objects, and the
     elements of a list of objects, are again `{key: [accepted values]}`, one level deep, as the official checker
     reads them; deeper values are literal.
     """
@@ -165,7 +166,10 @@ def _first_values(accepted: Mapping[str, Any], schema: Mapping[str, Any], *, nes
     values = {}
     for name in _in_declared_order(accepted, declared):
         listed = accepted[name]
-        value = _first_value(listed, name in schema.get("required", ())) if isinstance(listed, list) else listed
+        value = listed
+        if isinstance(listed, list):
+            refused = bool(declared) and name not in declared and "" in listed
+            value = _OMITTED if refused else _first_value(listed, name in schema.get("required", ()))
         if value is not _OMITTED:
             inner = declared.get(name, {})
             values[name] = _literal(value, inner) if nested else _parameter_value(value, inner)
