@@ -201,7 +201,7 @@ class _Reader:
         for key in schema:
             if key not in _ENFORCED and key not in _ANNOTATIONS and not str(key).startswith("x-"):
                 raise SchemaError(
-                    f"{path}.{key}: this keyword of JSON Schema cannot be enforced by the grammar; remove it or check it "
+                    f"{path}.{key}: this JSON Schema keyword cannot be enforced by the grammar; remove it or check it "
                     f"after parsing (supported: {', '.join(sorted(_ENFORCED))})"
                 )
 
@@ -301,7 +301,7 @@ class _Reader:
             return Map(self.read(extra, f"{path}.additionalProperties") if isinstance(extra, dict) else Any())
         if isinstance(extra, dict):
             raise SchemaError(
-                f"{path}.additionalProperties: a schema is supported only without declared properties; use false instead"
+                f"{path}.additionalProperties: a schema is supported only without declared properties; use false"
             )
         properties = []
         for name, value in declared.items():
