@@ -42,7 +42,7 @@ def _find(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if isinstance(name_or_path, str) and name_or_path in policy_names():
         return FROZEN / f"{name_or_path}.json"
-    if path.suffix == ".json" or path.exists():
+    if path.suffix == ".json" or path.is_file():
         return path
     raise PolicyError(
         f"unknown policy {str(name_or_path)!r}; known are {', '.join(policy_names())}, or the path of a policy file"

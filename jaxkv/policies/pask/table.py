@@ -77,13 +77,15 @@ def fallback_actions(entries: Mapping[str, tuple[Entry, ...]]) -> dict[str, tupl
 
 
 def resolve(
-    entries: Mapping[str, tuple[Entry, ...]], tag: str, num_groups: int
+    entries: Mapping[str, tuple[Entry, ...]], fallback: Mapping[str, tuple[int, ...]], tag: str, num_groups: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], list[list[list[float]]]]:
-    """Base and floor of a tag in each group, and the calibrated scores behind it as [group][upgrade] -> list."""
+    """Base and floor of a tag in each group, and the calibrated scores behind it as [group][upgrade] -> list.
+
+    `fallback` is `fallback_actions(entries)`.
+    """
     if tag in entries:
         found = entries[tag]
         return tuple(e.base for e in found), tuple(e.floor for e in found), [[[s] for s in e.scores] for e in found]
-    fallback = fallback_actions(entries)
     for prefix in prefixes(tag):
         if prefix in fallback:
             groups = zip(*descendants(entries, prefix), strict=True)
@@ -119,9 +121,10 @@ def build_table(
     _check_range(allowance, max(gammas), costs, context, name)
 
     rank = {score: i for i, score in enumerate(sorted({s for e in entries.values() for g in e for s in g.scores}))}
+    fallback = fallback_actions(entries)
     base, floor, ranks = [], [], []
     for tag in (*tags, "unresolved/unresolved/unresolved/unresolved"):
-        tag_base, tag_floor, scores = resolve(entries, tag, costs.num_groups)
+        tag_base, tag_floor, scores = resolve(entries, fallback, tag, costs.num_groups)
         base.append(tag_base)
         floor.append(tag_floor)
         ranks.append([[_rank_range([rank[s] for s in level]) for level in group] for group in scores])
