@@ -139,9 +139,9 @@ def gold_calls(case: Case) -> list[dict[str, Any]]:
     BFCL writes "" among the accepted values of what may be left out. So: "" first leaves an optional parameter out,
     and for a required one the first other value is taken ("" itself where it is the only one). An undeclared
     parameter that may be left out is, wherever its "" stands: the official checker refuses undeclared ones. A
-    parameter without any accepted value is left out. Arguments follow the declared order; undeclared ones come last. Objects, and the
-    elements of a list of objects, are again `{key: [accepted values]}`, one level deep, as the official checker
-    reads them; deeper values are literal.
+    parameter without any accepted value is left out. Arguments follow the declared order; undeclared ones come last.
+    Objects, and the elements of a list of objects, are again `{key: [accepted values]}`, one level deep, as the
+    official checker reads them; deeper values are literal.
     """
     schemas = {tool["name"]: tool["parameters"] for tool in case.tools}
     return [
