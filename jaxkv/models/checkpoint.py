@@ -1,7 +1,7 @@
 """Tensors of a checkpoint by their Hugging Face names, described before they are read.
 
-``Checkpoint.tensors`` gives shape and a reader per tensor, so that names and shapes are checked against the model before any weight is
-touched. Safetensors files are memory-mapped; nothing is unpickled.
+``Checkpoint.tensors`` gives shape and a reader per tensor, so that names and shapes are checked against the model
+before any weight is touched. Safetensors files are memory-mapped; nothing is unpickled.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict:
 
 
 def read_folder(folder: Path) -> Checkpoint:
-    """Describes a Hugging Face folder: ``config.json`` and ``model.safetensors``, sharded through an index, or any ``*.safetensors``.
+    """Describes a Hugging Face folder: ``config.json``, and ``model.safetensors``, its shards or any ``*.safetensors``.
 
     Raises ModelError for missing, truncated or duplicated pieces, naming them.
     """
@@ -105,7 +105,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 def check_tensors(
     checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...] = ()
 ) -> None:
-    """Compares names and shapes with what the model needs; raises ModelError naming missing, extra and mis-shaped tensors.
+    """Compares names and shapes with what the model needs; a ModelError names missing, extra and mis-shaped tensors.
 
     ``ignored`` are suffixes of tensors that a checkpoint may hold and the model does not need.
     """
@@ -124,12 +124,13 @@ def check_tensors(
     ]
     if problems:
         raise ModelError(
-            f"{checkpoint.where} does not match its config. {'. '.join(problems)}. Fetch it again or correct config.json"
+            f"{checkpoint.where} does not match its config. {'. '.join(problems)}. "
+            "Fetch it again or correct config.json"
         )
 
 
 class Fingerprint:
-    """sha256 over the configuration and, per tensor, its name, its shape and an evenly spaced sample of 4,096 values in float32.
+    """sha256 over the configuration and, per tensor, its name, shape and about 4,096 evenly spaced values in float32.
 
     The sample is of the checkpoint's values, so the dtype that a model is loaded in does not change it.
     """

