@@ -166,7 +166,7 @@ def test_a_tampered_file_is_refused(policy, tmp_path, old, new, transfer):
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
-    with pytest.raises(PolicyError, match="sha256 is .* was changed after it was frozen"):
+    with pytest.raises(PolicyError, match=r"sha256 is .* was changed after it was frozen"):
         load_policy(path, transfer=transfer)
 
 
