@@ -165,6 +165,11 @@ def accuracy(
     return finish(figures, arguments.json, checks)
 
 
+def cli(arguments: Sequence[str] | None = None) -> int:
+    """Run the script with these command-line arguments, by default the process's; gives the exit code."""
+    parsed = tyro.extras.subcommand_cli_from_dict({"bfcl": Bfcl}, description=__doc__, args=arguments)
+    return run_script(lambda: bfcl(parsed))
+
+
 if __name__ == "__main__":
-    command = tyro.extras.subcommand_cli_from_dict({"bfcl": Bfcl}, description=__doc__)
-    sys.exit(run_script(lambda: bfcl(command)))
+    sys.exit(cli())

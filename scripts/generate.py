@@ -9,6 +9,7 @@ lists. A bad input is one line on standard error and exit code 2, before any mod
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,6 +168,11 @@ def prompt_texts(model: Any, result: Any) -> list[str]:
     return [model.tokenizer.hf.decode([token], skip_special_tokens=False) for token in result.prompt_ids]
 
 
+def cli(arguments: Sequence[str] | None = None) -> int:
+    """Run the script with these command-line arguments, by default the process's; gives the exit code."""
+    parsed = tyro.cli(Arguments, description=__doc__, args=arguments)
+    return run_script(lambda: main(parsed))
+
+
 if __name__ == "__main__":
-    parsed = tyro.cli(Arguments, description=__doc__)
-    sys.exit(run_script(lambda: main(parsed)))
+    sys.exit(cli())
