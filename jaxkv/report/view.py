@@ -88,10 +88,10 @@ def prompt_tokens(result: "GenerationResult", texts: Sequence[str] | None = None
 
 
 def tag_names(token: Any, vocabulary: Any = None) -> tuple[str, ...]:
-    """A token's candidate tags as `class / role / state / next`."""
+    """A token's candidate tags as `class / role / state / next`; a negative id is a tag that nothing resolved."""
     if vocabulary is None:
         from jaxkv.grammar.tags import CALL_VOCABULARY as vocabulary
-    return tuple(" / ".join(vocabulary.tag(tag)) for tag in token.tags)
+    return tuple(" / ".join(vocabulary.tag(tag)) if tag >= 0 else "unresolved" for tag in token.tags)
 
 
 def action_counts(tokens: Sequence[TokenView], groups: Sequence[str]) -> list[ActionCounts]:

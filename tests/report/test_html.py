@@ -85,6 +85,12 @@ def test_the_map_shows_each_tokens_action_tags_and_text(make_result, vocabulary)
     assert page.tokens[4][0].startswith("token 0, id 5: <s>")
 
 
+def test_a_tag_that_nothing_resolved_is_named_so(make_result, vocabulary):
+    token = make_result().tokens[0]._replace(tags=(-2,))
+    page = Page(render_html(make_result(tokens=(token,)), vocabulary=vocabulary))
+    assert page.tokens[0][0].splitlines()[-1] == "tag: unresolved"
+
+
 def test_the_banner_is_there_only_for_an_uncalibrated_policy(make_result, vocabulary):
     assert "uncalibrated" not in render_html(make_result(), vocabulary=vocabulary)
     assert "uncalibrated policy" in render_html(make_result(calibrated=False), vocabulary=vocabulary)
