@@ -1,6 +1,6 @@
 """Full KV: every token HIGH in every layer group, the reference of every comparison."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,7 +29,8 @@ class FullKV:
     max_tags: int = 1
 
     def bind(self, spec: KVSpec, context: int, fingerprint: str | None = None) -> "FullKV":
-        return self
+        names = GROUP_NAMES if spec.num_groups == len(GROUP_NAMES) else tuple(map(str, range(spec.num_groups)))
+        return replace(self, groups=names)
 
     def init(self, rows: int) -> tuple[()]:
         return ()

@@ -134,6 +134,12 @@ def test_a_spec_with_other_groups_is_refused():
         load_policy("all_high").bind(KVSpec(4, 1, 8, ((0, 2), (2, 4))), 64)
 
 
+def test_full_kv_takes_any_number_of_groups():
+    policy = load_policy("full").bind(KVSpec(4, 1, 8, ((0, 2), (2, 4))), 64)
+    assert policy.groups == ("0", "1")
+    assert policy.plan_prompt(5).shape == (5, 2)
+
+
 @pytest.mark.parametrize("name", ["half", "structural_prior", ""])
 def test_unknown_names_list_the_known_ones(name):
     with pytest.raises(

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -147,7 +148,7 @@ class Pask:
     ) -> tuple[Int8[Array, "B C"], Ledger]:
         return _jitted_step(self._bound()[1], policy_state, tag_ids, parser_state, active)
 
-    @property
+    @cached_property
     def _states(self) -> dict[str, int]:
         return {state: index for index, state in enumerate(self.frozen.reserve.states)}
 
