@@ -35,14 +35,29 @@ class Policy(Protocol):
     whose values were set by hand.
     """
 
-    name: str
-    calibrated: bool
-    needs: Needs
-    vocabulary: Any
-    window: int
-    sinks: int
-    groups: tuple[str, ...]
-    max_tags: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def calibrated(self) -> bool: ...
+
+    @property
+    def needs(self) -> Needs: ...
+
+    @property
+    def vocabulary(self) -> Any: ...
+
+    @property
+    def window(self) -> int: ...
+
+    @property
+    def sinks(self) -> int: ...
+
+    @property
+    def groups(self) -> tuple[str, ...]: ...
+
+    @property
+    def max_tags(self) -> int: ...
 
     def bind(self, spec: KVSpec, context: int, fingerprint: str | None = None) -> "Policy":
         """The policy for a model with these KV dimensions and at most `context` positions a request.
