@@ -5,6 +5,7 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import pytest
 from jaxtyping import install_import_hook
 
 PACKAGE = Path(__file__).parent.parent / "jaxkv"
@@ -18,3 +19,11 @@ _modules = {
 _packages = {module.rsplit(".", 1)[0] for module in _modules if module != "jaxkv"}
 # Packages are left out because a hooked name covers everything below it.
 install_import_hook(sorted(_modules - _packages - PYTREES), "beartype.beartype").__enter__()
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """The real SmolLM2-135M-Instruct in float32; mark what uses it with ``model``."""
+    from jaxkv.models import load_model
+
+    return load_model("smollm2-135m", dtype="float32")

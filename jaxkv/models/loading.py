@@ -27,11 +27,11 @@ class Model:
     """
 
     config: LlamaConfig
-    params: Any
+    params: Any = dataclasses.field(repr=False)
     tokenizer: Tokenizer
     name: str
     fingerprint: str
-    module: Any
+    module: Any = dataclasses.field(repr=False)
 
     @property
     def attention_scale(self) -> float:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ class Tokenizer:
     ``vocab_size`` is the model's, padding included; ``stop_ids`` end a generation; ``hf`` is the transformers object.
     """
 
-    hf: Any
+    hf: Any = dataclasses.field(repr=False)
     vocab_size: int
     stop_ids: tuple[int, ...]
 
@@ -28,7 +28,7 @@ class Tokenizer:
         """Text of ``ids``, special tokens left out; incomplete UTF-8 sequences become U+FFFD."""
         return b"".join(self.token_bytes[int(i)] for i in ids).decode("utf-8", errors="replace")
 
-    def apply_chat_template(self, messages: Sequence[dict]) -> list[int]:
+    def apply_chat_template(self, messages: Sequence[Any]) -> list[int]:
         """Ids of a conversation in the tokenizer's own template, with the header that asks the assistant to speak.
 
         Raises RequestError for messages that the template refuses, ModelError for a tokenizer without a template.
@@ -38,8 +38,8 @@ class Tokenizer:
                 "this tokenizer has no chat template; use an instruction-tuned checkpoint or encode() a prompt"
             )
         for position, message in enumerate(messages):
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-                raise RequestError(f"message {position} is {message!r}; a message is a dict with a role and content")
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+                raise RequestError(f"message {position} is {message!r}; a message is a mapping with a role and content")
         if not messages:
             raise RequestError("there are no messages; a conversation has at least one")
         try:
