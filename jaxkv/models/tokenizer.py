@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from jaxkv.errors import ModelError, RequestError
 
@@ -21,10 +21,13 @@ class Tokenizer:
     stop_ids: tuple[int, ...]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text`` alone, no beginning-of-sequence token added; special tokens in it are read as such."""
+        """Token ids of ``text`` alone, no beginning-of-sequence token added; special tokens in it are read as such.
+
+        Bytes that the vocabulary lacks (SmolLM2: six control characters, planes 4 to 11) are dropped, as transformers does.
+        """
         return list(self.hf.encode(text, add_special_tokens=False))
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Text of ``ids``, special tokens left out; incomplete UTF-8 sequences become U+FFFD."""
         return b"".join(self.token_bytes[int(i)] for i in ids).decode("utf-8", errors="replace")
 

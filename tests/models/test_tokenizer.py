@@ -1,7 +1,7 @@
 """Tokens as bytes, the chat template, and what they refuse."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxkv.errors import ModelError, RequestError
@@ -82,10 +82,13 @@ def test_pieces_with_byte_fallback():
 
 
 @pytest.mark.model
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(deadline=None)
 @given(TEXT)
 def test_bytes_of_smollm2_tokens_are_the_text(smollm2, text):
     tokenizer = smollm2.tokenizer
+    known = {single[0] for single in tokenizer.token_bytes if len(single) == 1}
+    assert known >= set(range(0x20, 0x7F)) | {*b"\t\n\r"} | set(range(0x80, 0xC0)) | set(range(0xC2, 0xF1))
+    text = "".join(character for character in text if set(character.encode()) <= known)
     ids = tokenizer.encode(text)
     assert b"".join(tokenizer.token_bytes[i] for i in ids) == text.encode()
     assert tokenizer.decode(ids) == text
