@@ -23,7 +23,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text`` alone, no beginning-of-sequence token added; special tokens in it are read as such.
 
-        Bytes that the vocabulary lacks (SmolLM2: six control characters, planes 4 to 11) are dropped, as transformers does.
+        Bytes that the vocabulary lacks (SmolLM2: six control characters and planes 4 to 11) are dropped.
         """
         return list(self.hf.encode(text, add_special_tokens=False))
 
