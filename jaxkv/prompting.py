@@ -1,6 +1,6 @@
 """How a conversation with functions on offer is put to a model whose chat template knows no tools.
 
-The wording is the one that the project's BFCL figures were measured with (`docs/evaluation.md`).
+The wording is the one that the BFCL figures of `scripts/evaluate.py` are measured with.
 """
 
 import json
