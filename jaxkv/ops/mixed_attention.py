@@ -16,7 +16,7 @@ def mixed_attention(
     layer: LayerKV,
     q_position: Int[Array, "B T"],
     *,
-    new_kv: tuple[Float[Array, "B T K D"], Float[Array, "B T K D"]],
+    new_kv: tuple[Float[Array, "B T K D"], Float[Array, "B T K D"]] | None = None,
     scale: float,
     window: int | None = None,
     sink_logits: Float[Array, "H"] | None = None,
@@ -25,19 +25,20 @@ def mixed_attention(
 ) -> Float[Array, "B T H D"] | tuple[Float[Array, "B T H D"], Float[Array, "B T H"]]:
     """Attend from T new tokens to the compressed cache and, causally, to each other (PASK B.5, Eq. 15).
 
-    T = 1 decodes; T > 1 appends an observation over a compressed cache. A key is visible when its position is at most the
-    query's. All partitions share one softmax; scores, statistics and accumulation are float32.
+    T = 1 decodes, with the new token already in the ring of `layer`; T > 1 reads an observation over a compressed cache,
+    with its keys and values in `new_kv`. A key is visible when its position is at most the query's. All partitions share
+    one softmax; scores, statistics and accumulation are float32.
 
     Args:
       q: queries, rotated. H is a multiple of K; query head h reads KV head h // (H / K).
-      layer: the cache before the new tokens are appended.
-      q_position: absolute positions of the new tokens, -1 for padding: padded queries give zeros, padded keys are unseen.
-      new_kv: keys and values of the new tokens themselves.
+      layer: the cache.
+      q_position: absolute positions of the new tokens, -1 for padding: a padded query gives zeros, a padded key is unseen.
+      new_kv: keys and values of the new tokens, if `layer` does not hold them yet.
       scale: multiplies the scores, usually D ** -0.5.
       window: sliding-window attention; keys at q_position - window and before are invisible.
       sink_logits: one extra logit per head that takes part in the normalisation and has no value.
       implementation: "xla", or None to choose. A named implementation that cannot run raises.
-      return_lse: also return log-sum-exp of each query's scores (the finite minimum of float32 where nothing is visible).
+      return_lse: also return the log-sum-exp of each query's scores, float32's finite minimum where nothing is visible.
 
     Returns:
       The output in q's dtype, zeros for a query that sees nothing; with `return_lse`, a pair.
@@ -47,7 +48,7 @@ def mixed_attention(
         raise ValueError(
             f"mixed_attention has no implementation '{name}' here; choose one of {sorted(_IMPLEMENTATIONS)} or None"
         )
-    if q.shape[2] % new_kv[0].shape[2]:
-        raise ValueError(f"{q.shape[2]} query heads are not a multiple of {new_kv[0].shape[2]} KV heads")
+    if q.shape[2] % layer.recent.k.shape[1]:
+        raise ValueError(f"{q.shape[2]} query heads are not a multiple of {layer.recent.k.shape[1]} KV heads")
     out, lse = _IMPLEMENTATIONS[name](q, layer, q_position, new_kv, scale, window, sink_logits)
     return (out, lse) if return_lse else out

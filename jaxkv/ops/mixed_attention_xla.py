@@ -1,7 +1,7 @@
-"""`mixed_attention` in plain XLA: small partitions in one softmax, large ones block by block.
+"""`mixed_attention` in plain XLA: what is small in one softmax, the rest block by block.
 
-A partition of at most BLOCK slots joins one concatenated softmax. A larger one is read in a loop whose carry is the
-online-softmax triple (max, sum, unnormalised value), so that no more than one block of INT4 is ever dequantised.
+Full-precision parts of at most BLOCK slots share one concatenated softmax. A longer one, and INT4 always, is read in a
+loop whose carry is the online-softmax triple (max, sum, unnormalised value): one block is dequantised at a time.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxkv.ops.int4 import packed_width, unpack
-from jaxkv.ops.layer_kv import LayerKV, LowPart
+from jaxkv.ops.layer_kv import DensePart, LayerKV, LowPart
 
 BLOCK: Final = 512
 MASKED: Final = float(jnp.finfo(jnp.float32).min)
@@ -21,48 +21,50 @@ MASKED: Final = float(jnp.finfo(jnp.float32).min)
 class Partial(NamedTuple):
     """One partition's share of a softmax (PASK Eq. 15): score maximum, exponential sum, unnormalised value."""
 
-    m: Float[Array, "B K G T"]
-    l: Float[Array, "B K G T"]
-    u: Float[Array, "B K G T D"]
+    m: Float[Array, "B K M"]
+    l: Float[Array, "B K M"]
+    u: Float[Array, "B K M D"]
 
 
 class Block(NamedTuple):
     """Some slots of a partition: their masked scores, and how to weigh their values."""
 
-    scores: Float[Array, "B K G T S"]
-    visible: Bool[Array, "B 1 1 T S"]
-    weigh: Callable[[Float[Array, "B K G T S"]], Float[Array, "B K G T D"]]
+    scores: Float[Array, "B K M S"]
+    visible: Bool[Array, "B 1 #M S"]
+    weigh: Callable[[Float[Array, "B K M S"]], Float[Array, "B K M D"]]
 
 
 def mixed_attention_xla(
     q: Float[Array, "B T H D"],
     layer: LayerKV,
     q_position: Int[Array, "B T"],
-    new_kv: tuple[Float[Array, "B T K D"], Float[Array, "B T K D"]],
+    new_kv: tuple[Float[Array, "B T K D"], Float[Array, "B T K D"]] | None,
     scale: float,
     window: int | None,
     sink_logits: Float[Array, "H"] | None,
 ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T H"]]:
     """See `mixed_attention`; returns the output and lse."""
     b, t, h, d = q.shape
-    heads = new_kv[0].shape[2]
-    grouped = (q.astype(jnp.float32) * scale).reshape(b, t, heads, h // heads, d).transpose(0, 2, 3, 1, 4)
-    new_k, new_v = (x.swapaxes(1, 2) for x in new_kv)
+    heads = layer.recent.k.shape[1]
+    group = h // heads
+    # One axis M = (G, T) of queries for each KV head: with two, XLA's CPU backend transposes the keys in memory.
+    grouped = (q.astype(jnp.float32) * scale).reshape(b, t, heads, group, d)
+    grouped = grouped.transpose(0, 2, 3, 1, 4).reshape(b, heads, group * t, d)
 
-    def visible(position: Int[Array, "B S"]) -> Bool[Array, "B 1 1 T S"]:
+    def visible(position: Int[Array, "B S"]) -> Bool[Array, "B 1 #M S"]:
         keys, queries = position[:, None, :], q_position[:, :, None]
         seen = (keys >= 0) & (keys <= queries)
         if window is not None:
             seen &= keys > queries - window
-        return seen[:, None, None]
+        return jnp.tile(seen, (1, group if t > 1 else 1, 1))[:, None]
 
     def dense(k: Float[Array, "B K S D"], v: Float[Array, "B K S D"], position: Int[Array, "B S"]) -> Block:
         seen = visible(position)
-        scores = jnp.einsum("bkgtd,bksd->bkgts", grouped, k.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+        scores = jnp.einsum("bkmd,bksd->bkms", grouped, k.astype(jnp.float32), precision=lax.Precision.HIGHEST)
         return Block(
             jnp.where(seen, scores, MASKED),
             seen,
-            lambda p: jnp.einsum("bkgts,bksd->bkgtd", p, v.astype(jnp.float32), precision=lax.Precision.HIGHEST),
+            lambda p: jnp.einsum("bkms,bksd->bkmd", p, v.astype(jnp.float32), precision=lax.Precision.HIGHEST),
         )
 
     def low(part: LowPart) -> Block:
@@ -70,48 +72,51 @@ def mixed_attention_xla(
         scores = jnp.where(seen, _low_scores(grouped, part), MASKED)
         return Block(scores, seen, lambda p: _low_values(p, part, d))
 
-    # The causal mask among the new tokens is the position rule: a later token's position exceeds the query's.
-    joined = [dense(layer.recent.k, layer.recent.v, layer.recent.position), dense(new_k, new_v, q_position)]
+    joined = [dense(layer.recent.k, layer.recent.v, layer.recent.position)]
+    if new_kv is not None:
+        # The causal mask among the new tokens is the position rule: a later token's position exceeds the query's.
+        joined.append(dense(new_kv[0].swapaxes(1, 2), new_kv[1].swapaxes(1, 2), q_position))
     partials = []
-    for part, read in ((layer.high, lambda x: dense(x.k, x.v, x.position)), (layer.low, low)):
-        slots = part.position.shape[1]
-        if 0 < slots <= BLOCK:
-            joined.append(read(part))
-        elif slots:
-            partials.append(_loop(part, slots, lambda x, read=read: _softmax([read(x)]), grouped))
+    if slots := layer.high.position.shape[1]:
+        if slots <= BLOCK:
+            joined.append(dense(layer.high.k, layer.high.v, layer.high.position))
+        else:
+            partials.append(_loop(layer.high, grouped, lambda x: dense(x.k, x.v, x.position)))
+    if layer.low.position.shape[1]:
+        partials.append(_loop(layer.low, grouped, low))
     partials.append(_softmax(joined))
 
     m, l, u = _merge(partials)
     if sink_logits is not None:
-        sink = sink_logits.astype(jnp.float32).reshape(heads, h // heads)[None, :, :, None]
+        sink = jnp.repeat(sink_logits.astype(jnp.float32).reshape(heads, group), t, axis=1)[None]
         top = jnp.maximum(m, sink)
         l, u, m = l * jnp.exp(m - top) + jnp.exp(sink - top), u * jnp.exp(m - top)[..., None], top
     out = u / jnp.maximum(l, jnp.finfo(jnp.float32).tiny)[..., None]
     lse = jnp.where(l > 0, m + jnp.log(jnp.maximum(l, jnp.finfo(jnp.float32).tiny)), MASKED)
-    out = out.transpose(0, 3, 1, 2, 4).reshape(b, t, h, d).astype(q.dtype)
-    return out, lse.transpose(0, 3, 1, 2).reshape(b, t, h)
+    out = out.reshape(b, heads, group, t, d).transpose(0, 3, 1, 2, 4).reshape(b, t, h, d).astype(q.dtype)
+    return out, lse.reshape(b, heads, group, t).transpose(0, 3, 1, 2).reshape(b, t, h)
 
 
-def _low_scores(grouped: Float[Array, "B K G T D"], part: LowPart) -> Float[Array, "B K G T S"]:
+def _low_scores(grouped: Float[Array, "B K M D"], part: LowPart) -> Float[Array, "B K M S"]:
     width = packed_width(grouped.shape[-1])
     halves = unpack(part.k_codes)
     queries = (grouped[..., :width], grouped[..., width:])
     scores = sum(
         jnp.einsum(
-            "bkgtd,bksd->bkgts",
+            "bkmd,bksd->bkms",
             query,
             half[..., : query.shape[-1]].astype(jnp.float32),
             precision=lax.Precision.HIGHEST,
         )
         for query, half in zip(queries, halves, strict=True)
     )
-    return scores * part.k_scale.astype(jnp.float32)[:, :, None, None]
+    return scores * part.k_scale.astype(jnp.float32)[:, :, None]
 
 
-def _low_values(p: Float[Array, "B K G T S"], part: LowPart, head_dim: int) -> Float[Array, "B K G T D"]:
-    weights = p * part.v_scale.astype(jnp.float32)[:, :, None, None]
+def _low_values(p: Float[Array, "B K M S"], part: LowPart, head_dim: int) -> Float[Array, "B K M D"]:
+    weights = p * part.v_scale.astype(jnp.float32)[:, :, None]
     halves = [
-        jnp.einsum("bkgts,bksd->bkgtd", weights, half.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+        jnp.einsum("bkms,bksd->bkmd", weights, half.astype(jnp.float32), precision=lax.Precision.HIGHEST)
         for half in unpack(part.v_codes)
     ]
     return jnp.concatenate(halves, axis=-1)[..., :head_dim]
@@ -142,20 +147,25 @@ def _merge(partials: list[Partial]) -> Partial:
     return Partial(m, jnp.asarray(l), jnp.asarray(u))
 
 
-def _loop(part, slots: int, read: Callable, grouped: Float[Array, "B K G T D"]) -> Partial:
-    """Fold `read` over blocks of a partition. The last block starts early enough to be whole; what it repeats is unseen."""
-    b, k, g, t, d = grouped.shape
-    empty = Partial(jnp.full((b, k, g, t), MASKED), jnp.zeros((b, k, g, t)), jnp.zeros((b, k, g, t, d)))
+def _loop(part: DensePart | LowPart, grouped: Float[Array, "B K M D"], read: Callable[..., Block]) -> Partial:
+    """Fold `read` over blocks of a partition.
+
+    The last block starts early enough to be whole; what it repeats is unseen.
+    """
+    slots = part.position.shape[1]
+    # Never a single block: XLA would drop the loop and dequantise every layer's block at once, up front.
+    size = min(BLOCK, -(-slots // 2))
+    empty = Partial(jnp.full(grouped.shape[:3], MASKED), jnp.zeros(grouped.shape[:3]), jnp.zeros(grouped.shape))
     fields = {name: getattr(part, name) for name in part.__dataclass_fields__}
 
     def body(i: Array, carry: Partial) -> Partial:
-        start = jnp.minimum(i * BLOCK, slots - BLOCK)
+        start = jnp.minimum(i * size, slots - size)
         block = {
-            name: lax.dynamic_slice_in_dim(x, start, BLOCK, axis=1 if name == "position" else 2)
+            name: lax.dynamic_slice_in_dim(x, start, size, axis=1 if name == "position" else 2)
             for name, x in fields.items()
         }
-        fresh = start + jnp.arange(BLOCK) >= i * BLOCK
+        fresh = start + jnp.arange(size) >= i * size
         block["position"] = jnp.where(fresh, block["position"], -1)
-        return _merge([carry, read(type(part)(**block))])
+        return _merge([carry, _softmax([read(type(part)(**block))])])
 
-    return lax.fori_loop(0, -(-slots // BLOCK), body, empty)
+    return lax.fori_loop(0, -(-slots // size), body, empty)

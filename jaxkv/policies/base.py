@@ -59,6 +59,11 @@ class Policy(Protocol):
     @property
     def max_tags(self) -> int: ...
 
+    @property
+    def expected_actions(self) -> np.ndarray:
+        """Expected shares of generated tokens that become HIGH and LOW, [2, C]; they size the first allocation only."""
+        ...
+
     def bind(self, spec: KVSpec, context: int, fingerprint: str | None = None) -> "Policy":
         """The policy for a model with these KV dimensions and at most `context` positions a request.
 

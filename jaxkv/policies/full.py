@@ -28,6 +28,10 @@ class FullKV:
     groups: tuple[str, ...] = GROUP_NAMES
     max_tags: int = 1
 
+    @property
+    def expected_actions(self) -> np.ndarray:
+        return np.repeat([[1.0], [0.0]], len(self.groups), axis=1)
+
     def bind(self, spec: KVSpec, context: int, fingerprint: str | None = None) -> "FullKV":
         names = GROUP_NAMES if spec.num_groups == len(GROUP_NAMES) else tuple(map(str, range(spec.num_groups)))
         return replace(self, groups=names)

@@ -6,6 +6,7 @@ slot, or whose INT4 scale leaves FP16's range, marks its row's `fault`; nothing 
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,86 +31,110 @@ from jaxkv.state.quantization import quantize
 RowIndex = int | Int[Array, ""]
 
 
-def append(
-    state: KVState, k: Sequence[Float[Array, "B K D"]], v: Sequence[Float[Array, "B K D"]], active: Bool[Array, "B"]
-) -> KVState:
-    """Append one token to the active rows; the token that it pushes out of the ring is moved, quantised or released.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """Where one step's tokens go: the ring slot of the new one, and the slots of the one that it pushes out.
 
-    The new token's pending action is HIGH until `set_pending` decides it. Inactive rows are unchanged.
-
-    Args:
-      k, v: the token's keys and values, one array per layer.
-      active: rows that append.
+    A destination equal to its partition's capacity means: not there.
     """
-    slot = state.length % state.window
-    state = expire(state, slot, active)
-    target = jnp.where(active, slot, state.window)
-    layers = tuple(
-        dataclasses.replace(
-            arrays, recent_k=_write(arrays.recent_k, target, k[i]), recent_v=_write(arrays.recent_v, target, v[i])
-        )
-        for i, arrays in enumerate(state.layers)
-    )
+
+    active: Bool[Array, "B"]
+    slot: Int[Array, "B"]
+    high: tuple[Int[Array, "B"], ...]
+    low: tuple[Int[Array, "B"], ...]
+
+
+def plan_append(state: KVState, active: Bool[Array, "B"]) -> tuple[KVState, Move]:
+    """Make room for one token in the active rows: the maps as they are once `append_layer` has run for every layer.
+
+    The token that leaves the recent window expires: HIGH is moved, LOW quantised and moved, RELEASE dropped; sinks are
+    always HIGH. The new token's pending action is HIGH until it is decided. Inactive rows are unchanged.
+    """
     rows = jnp.arange(state.rows)
-    return dataclasses.replace(
-        state,
-        layers=layers,
-        recent_position=state.recent_position.at[rows, target].set(state.length, mode="drop"),
-        pending=state.pending.at[rows, target].set(jnp.int8(HIGH), mode="drop"),
-        length=state.length + active.astype(jnp.int32),
-    )
-
-
-def set_pending(state: KVState, actions: Int8[Array, "B C"], active: Bool[Array, "B"]) -> KVState:
-    """Decide the action of the newest token of the active rows, for when it leaves the recent window."""
-    slot = jnp.where(active & (state.length > 0), (state.length - 1) % state.window, state.window)
-    return dataclasses.replace(state, pending=state.pending.at[jnp.arange(state.rows), slot].set(actions, mode="drop"))
-
-
-def expire(state: KVState, slot: Int[Array, "B"], where: Bool[Array, "B"]) -> KVState:
-    """Empty one ring slot a row: HIGH is moved, LOW quantised and moved, RELEASE dropped; sinks are always HIGH."""
-    rows = jnp.arange(state.rows)
+    slot = state.length % state.recent_position.shape[1]
     position = state.recent_position[rows, slot]
-    leaving = where & (position >= 0)
+    leaving = active & (position >= 0)
     action = jnp.where((position < state.sinks)[:, None], jnp.int8(HIGH), state.pending[rows, slot])
     fault = state.fault
-    high_position, low_position, targets = [], [], []
+    maps: dict[int, list[Array]] = {HIGH: [], LOW: []}
+    destinations: dict[int, list[Array]] = {HIGH: [], LOW: []}
     for c in range(len(state.groups)):
-        destinations = []
-        for kind, map_, maps in (
-            (HIGH, state.high_position[c], high_position),
-            (LOW, state.low_position[c], low_position),
-        ):
+        for kind, map_ in ((HIGH, state.high_position[c]), (LOW, state.low_position[c])):
             capacity = map_.shape[1]
             moving = leaving & (action[:, c] == kind)
             free = used_slots(map_)
             fault = _mark(fault, moving & (free >= capacity), FAULT_CAPACITY, c)
             destination = jnp.where(moving, free, capacity)
-            maps.append(map_.at[rows, destination].set(position, mode="drop") if capacity else map_)
-            destinations.append(destination)
-        targets.append(destinations)
-
-    layers = []
-    for i, arrays in enumerate(state.layers):
-        high, low = targets[state.group_of(i)]
-        old_k, old_v = _read(arrays.recent_k, slot), _read(arrays.recent_v, slot)
-        changes = {}
-        if arrays.high_k.shape[2]:
-            changes |= {"high_k": _write(arrays.high_k, high, old_k), "high_v": _write(arrays.high_v, high, old_v)}
-        if capacity := arrays.low_k_scale.shape[2]:
-            rows_out, overflow = _quantized(old_k, old_v)
-            fault = _mark(fault, (low < capacity) & overflow.any(axis=1), FAULT_SCALE, i)
-            changes |= {name: _write(getattr(arrays, name), low, x) for name, x in rows_out.items()}
-        layers.append(dataclasses.replace(arrays, **changes))
-    emptied = jnp.where(leaving, slot, state.window)
-    return dataclasses.replace(
+            maps[kind].append(map_.at[rows, destination].set(position, mode="drop") if capacity else map_)
+            destinations[kind].append(destination)
+    newest = jnp.where(active, state.length, position)
+    undecided = jnp.where(active[:, None], jnp.int8(HIGH), state.pending[rows, slot])
+    state = dataclasses.replace(
         state,
-        layers=tuple(layers),
-        high_position=tuple(high_position),
-        low_position=tuple(low_position),
-        recent_position=state.recent_position.at[rows, emptied].set(EMPTY, mode="drop"),
+        high_position=tuple(maps[HIGH]),
+        low_position=tuple(maps[LOW]),
+        recent_position=state.recent_position.at[rows, slot].set(newest),
+        pending=state.pending.at[rows, slot].set(undecided),
+        length=state.length + active.astype(jnp.int32),
         fault=fault,
     )
+    return state, Move(active, slot, tuple(destinations[HIGH]), tuple(destinations[LOW]))
+
+
+def append_layer(state: KVState, layer: int, move: Move, k: Float[Array, "B K D"], v: Float[Array, "B K D"]) -> KVState:
+    """Carry out a planned step in one layer: the leaving token into its partition, the new one into the ring.
+
+    Call it before the layer's attention: the cache is then written first and read afterwards, which XLA does in place;
+    the other order makes it copy the partitions.
+    """
+    arrays, c = state.layers[layer], state.group_of(layer)
+    old_k, old_v = _read(arrays.recent_k, move.slot), _read(arrays.recent_v, move.slot)
+    writes = {
+        "recent_k": _Write(arrays.recent_k, move.slot, k, move.active),
+        "recent_v": _Write(arrays.recent_v, move.slot, v, move.active),
+    }
+    fault = state.fault
+    if capacity := arrays.high_k.shape[2]:
+        here = move.high[c] < capacity
+        writes["high_k"] = _Write(arrays.high_k, move.high[c], old_k, here)
+        writes["high_v"] = _Write(arrays.high_v, move.high[c], old_v, here)
+    if capacity := arrays.low_k_scale.shape[2]:
+        here = move.low[c] < capacity
+        stored, overflow = _quantized(old_k, old_v)
+        fault = _mark(fault, here & overflow.any(axis=1), FAULT_SCALE, layer)
+        writes |= {name: _Write(getattr(arrays, name), move.low[c], x, here) for name, x in stored.items()}
+    changes = dict(zip(writes, _write(list(writes.values()), move.active), strict=True))
+    layers = list(state.layers)
+    layers[layer] = dataclasses.replace(arrays, **changes)
+    return dataclasses.replace(state, layers=tuple(layers), fault=fault)
+
+
+def append(
+    state: KVState, k: Sequence[Float[Array, "B K D"]], v: Sequence[Float[Array, "B K D"]], active: Bool[Array, "B"]
+) -> KVState:
+    """Append one token, given its keys and values in every layer, to the active rows."""
+    state, move = plan_append(state, active)
+    for layer in range(len(state.layers)):
+        state = append_layer(state, layer, move, k[layer], v[layer])
+    return state
+
+
+def decide(
+    pending: Int8[Array, "B R C"], length: Int[Array, "B"], actions: Int8[Array, "B C"], active: Bool[Array, "B"]
+) -> Int8[Array, "B R C"]:
+    """`KVState.pending` with the newest token's action decided, for when it leaves the recent window.
+
+    Takes the two arrays rather than the state, so that it can run apart from the forward pass that owns the state.
+    """
+    ring = pending.shape[1]
+    slot = jnp.where(active & (length > 0), (length - 1) % ring, ring)
+    return pending.at[jnp.arange(pending.shape[0]), slot].set(actions, mode="drop")
+
+
+def set_pending(state: KVState, actions: Int8[Array, "B C"], active: Bool[Array, "B"]) -> KVState:
+    """Decide the action of the newest token of the active rows."""
+    return dataclasses.replace(state, pending=decide(state.pending, state.length, actions, active))
 
 
 def fill_row(
@@ -143,9 +168,10 @@ def fill_row(
             pair.append(_front(chosen, count, map_.shape[1]))
         orders.append((pair[0], pair[1]))
 
-    # Slot s of the ring holds the newest position that is s modulo W.
-    ring = jnp.arange(window)
-    newest = length - 1 - (length - 1 - ring) % window
+    # Slot s of the ring holds the newest position that is s modulo W + 1; the next token's slot is free.
+    ring = jnp.arange(window + 1)
+    newest = length - 1 - (length - 1 - ring) % (window + 1)
+    newest = jnp.where(newest >= length - window, newest, EMPTY)
     ring_index = jnp.clip(newest, 0, tokens - 1)
 
     layers = []
@@ -186,7 +212,7 @@ class Keep:
 
     high: tuple[Bool[Array, "B _"], ...]
     low: tuple[Bool[Array, "B _"], ...]
-    recent: Bool[Array, "B W"]
+    recent: Bool[Array, "B R"]
 
 
 def keep_positions(state: KVState, mask: Bool[Array, "B N"]) -> Keep:
@@ -299,17 +325,45 @@ def grow(state: KVState, high_slots: Sequence[int], low_slots: Sequence[int]) ->
 
 
 @jax.jit
-def snapshot(state: KVState) -> KVState:
-    """A copy that survives the donation of `state`: keep it to roll back. Restoring is using a copy of the snapshot."""
+def snapshot(state: Any) -> Any:
+    """A copy that survives the donation of `state` (a KVState, or any pytree that holds one): keep it to roll back.
+
+    Restoring is going on from a copy of the snapshot, so that one snapshot serves several attempts.
+    """
     return jax.tree.map(jnp.copy, state)
 
 
 restore = snapshot
 
 
-def _write(x: Array, slot: Int[Array, "B"], value: Array) -> Array:
-    """x[b, :, slot[b]] = value[b], where slot is in range."""
-    return jax.vmap(lambda row, s, new: row.at[:, s].set(new.astype(row.dtype), mode="drop"))(x, slot, value)
+class _Write(NamedTuple):
+    """x[b, :, slot[b]] = value[b] in the rows where `where`."""
+
+    x: Array
+    slot: Int[Array, "B"]
+    value: Array
+    where: Bool[Array, "B"]
+
+
+def _write(writes: Sequence[_Write], active: Bool[Array, "B"]) -> tuple[Array, ...]:
+    """Carry out writes of active rows in one loop over rows; other rows write back what they hold.
+
+    XLA does a dynamic-update-slice in place inside a loop whose length it does not know. A scatter, or the same update
+    outside a loop, is duplicated into its readers, with a copy of the array for each.
+    """
+
+    def body(row: Array, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(_write_row(x, row, w) for x, w in zip(arrays, writes, strict=True))
+
+    rows = jnp.where(jnp.any(active), active.shape[0], 0)
+    return lax.fori_loop(0, rows, body, tuple(w.x for w in writes))
+
+
+def _write_row(x: Array, row: Array, write: _Write) -> Array:
+    start = (row, 0, write.slot[row]) + (0,) * (x.ndim - 3)
+    old = lax.dynamic_slice(x, start, (1, x.shape[1], 1, *x.shape[3:]))
+    new = jnp.where(write.where[row], write.value[row].astype(x.dtype)[None, :, None], old)
+    return lax.dynamic_update_slice(x, new, start)
 
 
 def _read(x: Array, slot: Int[Array, "B"]) -> Array:

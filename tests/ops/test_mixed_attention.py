@@ -46,7 +46,7 @@ def brute_force(q, layer, q_position, new_kv, scale, window=None, sink_logits=No
     """One query, one head at a time, over a plain list of visible (key, value) pairs, in float64."""
     q, q_position = np.asarray(q, np.float64), np.asarray(q_position)
     rows, tokens, heads, dim = q.shape
-    kv_heads = new_kv[0].shape[2]
+    kv_heads = layer.recent.k.shape[1]
     low = layer.low
     parts = [(layer.high.k, layer.high.v, layer.high.position), (layer.recent.k, layer.recent.v, layer.recent.position)]
     parts.append((dequantize(low.k_codes, low.k_scale, dim), dequantize(low.v_codes, low.v_scale, dim), low.position))

@@ -17,6 +17,7 @@ from jaxkv.policies.pask.ledger import Ledger, open_ledger, reopen_row
 from jaxkv.policies.pask.prompt import PromptPlan, plan_prompt
 from jaxkv.policies.pask.step import step
 from jaxkv.policies.pask.table import Table, build_table
+from jaxkv.state.actions import HIGH, LOW
 from jaxkv.state.payload import Costs, KVSpec, group_costs, layer_groups
 
 MAX_TAGS = 16
@@ -63,6 +64,14 @@ class Pask:
     @property
     def groups(self) -> tuple[str, ...]:
         return self.frozen.groups
+
+    @property
+    def expected_actions(self) -> np.ndarray:
+        """Shares over the table's tags, each counted once."""
+        entries = np.asarray([[max(e.base, e.floor) for e in groups] for groups in self.frozen.decode.values()])
+        if not len(entries):
+            return np.repeat([[1.0], [0.0]], len(self.groups), axis=1)
+        return np.stack([(entries == kind).mean(axis=0) for kind in (HIGH, LOW)])
 
     def check_model(self, fingerprint: str | None, spec: KVSpec | None = None) -> None:
         """PolicyError (a warning under transfer) when the policy was made for another model than this one."""
