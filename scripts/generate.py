@@ -9,8 +9,9 @@ lists. A bad input is one line on standard error and exit code 2, before any mod
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import tyro
@@ -129,7 +130,7 @@ def main(arguments: Arguments) -> int:
     model = load_model(arguments.model)
     policy = load_policy(arguments.policy, model, transfer=arguments.transfer)
     calls = FunctionCalls(tools, model.tokenizer, parallel=arguments.parallel)
-    engine = Engine(model, policy, rows=arguments.batch)
+    engine = Engine(model, policy, rows=arguments.batch, profile=arguments.profile)
     requests = [
         Request(
             request_id=str(number),
@@ -142,13 +143,19 @@ def main(arguments: Arguments) -> int:
         )
         for number, prompt in enumerate(prompts)
     ]
-    results = sorted(engine.run(requests), key=lambda result: int(result.request_id))
-
     console = Console(highlight=False)
+    results = sorted(
+        engine.run(requests, stream_to(console) if arguments.stream else None),
+        key=lambda result: int(result.request_id),
+    )
+    if arguments.stream:
+        console.print()
     for result in results:
         if len(results) > 1:
             console.rule(f"conversation {result.request_id}")
         print_run(result, console, prompt_texts=prompt_texts(model, result))
+    if arguments.profile:
+        print_profile(engine.step_times, console)
     if arguments.html is not None:
         write_html(results[0], arguments.html, prompt_texts=prompt_texts(model, results[0]), model=model.name)
         console.print(f"report: {arguments.html}", markup=False, soft_wrap=True)
@@ -161,6 +168,39 @@ def main(arguments: Arguments) -> int:
     answers = [result.calls for result in results]
     print(json.dumps(answers if len(answers) > 1 else answers[0], ensure_ascii=False))
     return 1 if any(result.finish_reason == "error" for result in results) else 0
+
+
+def stream_to(console: Console) -> Callable[[str, Any], None]:
+    """Prints the text of the first conversation's tokens as they come."""
+
+    def show(request_id: str, token: Any) -> None:
+        if request_id == "0":
+            console.print(token.text, end="", markup=False, soft_wrap=True)
+
+    return show
+
+
+def print_profile(steps: Sequence[Any], console: Console) -> None:
+    """Mean milliseconds of each part of a decode step, and what structure costs of it.
+
+    The parts are timed with the device idle around each, so a step without `--profile`, where the host's part hides
+    behind the device's, is shorter. The first step, which compiles, is left out.
+    """
+    steps = steps[1:]
+    if not steps:
+        console.print("profile: the answer is too short to time a step")
+        return
+    parts = {
+        name: 1000 * fmean(getattr(step, name) for step in steps)
+        for name in ("forward", "grammar", "policy", "sampling")
+    }
+    step = parts["forward"] + parts["grammar"] + parts["sampling"]
+    structure = parts["grammar"] + parts["policy"]
+    console.print(f"decode step, mean of {len(steps)}: {step:.2f} ms")
+    console.print(f"  forward pass              {parts['forward']:8.2f} ms")
+    console.print(f"  grammar: accept, tags, mask {parts['grammar']:6.2f} ms")
+    console.print(f"  policy step and sampling  {parts['sampling']:8.2f} ms, of it the policy {parts['policy']:.2f} ms")
+    console.print(f"  grammar and policy        {structure / step:8.1%} of the step")
 
 
 def prompt_texts(model: Any, result: Any) -> list[str]:

@@ -24,11 +24,11 @@ class Journal:
     def __init__(self, path: str | Path, config: Mapping[str, Any]):
         self.path = Path(path)
         self.finished: dict[str, dict[str, Any]] = {}
-        config = json.loads(json.dumps(dict(config)))
+        plain = json.loads(json.dumps(dict(config)))
         if self.path.exists():
-            self._read(config)
+            self._read(plain)
         else:
-            write_atomically(self.path, json.dumps({"config": config}) + "\n")
+            write_atomically(self.path, json.dumps({"config": plain}) + "\n")
         try:
             self._stream = self.path.open("a", encoding="utf-8")
         except OSError as error:

@@ -50,7 +50,8 @@ def generate_reference(
     """Greedy generation under a constraint.
 
     Returns:
-        The generated ids, a final stop token included, and "stop" or "length".
+        The generated ids without the stop token, and "stop" or "length"; as in the engine, an answer of exactly
+        `max_new_tokens` tokens may still end with "stop".
     """
     import torch
 
@@ -59,18 +60,19 @@ def generate_reference(
     answer: list[int] = []
     inputs, cache = torch.tensor([list(prompt_ids)]), None
     with torch.inference_mode():
-        while len(answer) < max_new_tokens:
+        while True:
             output = model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
             matcher.fill_mask(mask)
             logits = output.logits[0, -1].numpy()
             token = int(np.where(_unpack(mask, len(logits)), logits, -np.inf).argmax())
-            answer.append(token)
-            matcher.accept(token)
             if token in stop_ids:
                 return answer, "stop"
+            if len(answer) == max_new_tokens:
+                return answer, "length"
+            answer.append(token)
+            matcher.accept(token)
             inputs = torch.tensor([[token]])
-    return answer, "length"
 
 
 def _unpack(mask: np.ndarray, size: int) -> np.ndarray:
