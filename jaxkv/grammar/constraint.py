@@ -130,6 +130,9 @@ class GrammarConstraint:
         self.stop_mask = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
         for stop in tokenizer.stop_ids:
             self.stop_mask.view(np.uint32)[stop // 32] |= np.uint32(1 << (stop % 32))
+        # XGrammar leaves the bits of the last word that stand for no token as they come.
+        unused = -tokenizer.vocab_size % 32
+        self.last_word = np.uint32(0xFFFFFFFF >> unused).view(np.int32)
         self._tags: dict[tuple[Marker, bool, bool, bool], int] = {}
 
     def start(self) -> "Matcher":
@@ -253,6 +256,7 @@ class Matcher:
             mask[:] = self.constraint.stop_mask
         else:
             self._matcher.fill_next_token_bitmask(mask[None])
+            mask[-1] &= self.constraint.last_word
 
     def rollback(self, tokens: int) -> None:
         """Undo the newest `tokens` tokens, stop token included; masks, frontiers and later tags are as if they never

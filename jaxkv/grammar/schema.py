@@ -128,8 +128,7 @@ def _read_tool(document: object, path: str) -> Tool:
         parameters = {"type": "object", "properties": {}}
     reader = _Reader(_expect(parameters, dict, f"{path}.parameters"), f"{path}.parameters")
     node = reader.read_parameters()
-    description = document.get("description") or ""
-    return Tool(name, _expect(description, str, f"{path}.description"), node, reader.definitions)
+    return Tool(name, _given(document, "description", str, path), node, reader.definitions)
 
 
 class _Reader:
@@ -282,8 +281,8 @@ class _Reader:
         return Array(items, low, high)
 
     def _object(self, schema: dict, path: str) -> Object | Map:
-        declared = _expect(schema.get("properties") or {}, dict, f"{path}.properties")
-        required = _expect(schema.get("required") or [], list, f"{path}.required")
+        declared = _given(schema, "properties", dict, path)
+        required = _given(schema, "required", list, path)
         for i, name in enumerate(required):
             _expect(name, str, f"{path}.required[{i}]")
             if declared and name not in declared:
@@ -388,6 +387,12 @@ def _expect(value: AnyJson, kind: type, path: str) -> AnyJson:
         names = {dict: "an object", list: "a list", str: "a string"}
         raise SchemaError(f"{path}: expected {names[kind]}, got {_show(value)}")
     return value
+
+
+def _given(schema: dict, key: str, kind: type, path: str) -> AnyJson:
+    """The value of `key`; absent and null are empty."""
+    value = schema.get(key)
+    return kind() if value is None else _expect(value, kind, f"{path}.{key}")
 
 
 def _check_unicode(text: str, path: str) -> None:
