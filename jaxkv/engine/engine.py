@@ -22,6 +22,9 @@ from jaxkv.state.kv_state import KVState, allocated_bytes, describe_fault, init_
 from jaxkv.state.payload import Cost, KVSpec, group_costs, request_cost
 from jaxkv.state.transfer import grow
 
+GROWTH = 32
+"""Slots that a partition grows by beyond the one that it lacks: a new shape is a compilation."""
+
 OnToken = Callable[[str, TokenRecord], None]
 
 
@@ -42,7 +45,7 @@ class Engine:
       model: from `load_model`.
       policy: from `load_policy`; it is bound to the model here (PolicyError if it was made for another one).
       rows: requests decoded together. A row that finishes takes the next request.
-      kv_dtype: storage of full-precision keys and values; by default float32 for a float32 model and bfloat16 otherwise.
+      kv_dtype: storage of full-precision keys and values; by default the model's dtype.
       implementation: attention implementation, see `ops.mixed_attention`.
       profile: time the parts of every decode step (`step_times`); the host then waits where it would run ahead.
 
@@ -203,7 +206,7 @@ class Engine:
             self.step_times.append(StepTimes(forward_seconds, grammar_seconds, self._time_policy(tables), 0.0))
 
     def _follow(self, index: int, row: Row, tables: RowTables) -> str | None:
-        """Advance a row's grammar over its newest token, and set what the next launch needs; an error's text if it fails.
+        """Advance a row's grammar over its newest token and set what the next launch needs; returns an error's text.
 
         Runs while the device computes the token's forward pass.
         """
@@ -250,19 +253,14 @@ class Engine:
         return time.perf_counter() - clock
 
     def _reserve(self, slots: tuple[Any, Any], tight: bool = False) -> None:
-        """Grow the state so that (high, low) slots a group are there; when `tight`, with room for the tokens to come."""
-        wanted = []
-        for want, have in zip(slots, (self.state.high_capacity, self.state.low_capacity), strict=True):
-            wanted.append(
-                [
-                    int(w) if w <= h else pad_capacity(int(w) + (32 if tight else 0))
-                    for w, h in zip(want, have, strict=True)
-                ]
-            )
-        if any(w > h for w, h in zip(wanted[0], self.state.high_capacity, strict=True)) or any(
-            w > h for w, h in zip(wanted[1], self.state.low_capacity, strict=True)
-        ):
-            self.state = grow(self.state, wanted[0], wanted[1])
+        """Grow the state where it lacks (high, low) slots in some group; when `tight`, with some room to spare."""
+        have = (self.state.high_capacity, self.state.low_capacity)
+        want = [
+            [int(w) if w <= h or not tight else int(w) + GROWTH for w, h in zip(*pair, strict=True)]
+            for pair in zip(slots, have, strict=True)
+        ]
+        if any(w > h for pair in zip(want, have, strict=True) for w, h in zip(*pair, strict=True)):
+            self.state = grow(self.state, want[0], want[1])
             self.peak_bytes = max(self.peak_bytes, allocated_bytes(self.state))
 
     def _finish(self, row: Row, reason: str, error: str | None) -> GenerationResult:

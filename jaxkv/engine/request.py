@@ -12,8 +12,8 @@ class Request:
     """One generation.
 
     Exactly one of `messages` (a conversation, put through the tokenizer's chat template) and `prompt_ids` is given.
-    `temperature` 0 is greedy; otherwise the nucleus of probability `top_p` is sampled with a key made from `seed` and the
-    token's index, so that a request's tokens do not depend on the batch it runs in.
+    `temperature` 0 is greedy; otherwise the nucleus of probability `top_p` is sampled with a key made from `seed` and
+    the token's index, so that a request's tokens do not depend on the batch it runs in.
     """
 
     messages: Sequence[Mapping[str, Any]] | None = None

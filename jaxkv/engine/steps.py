@@ -1,8 +1,8 @@
 """The engine's jitted programs: the prompt pass, the forward step and the choice of the next token.
 
-A decode step is two launches, so that parsing hides behind the device: `forward` starts as soon as the token is known;
-while it runs, the host accepts the token, resolves its tags and fills the next mask; then `choose` schedules the token's
-action and samples its successor.
+A decode step is two launches, so that parsing hides behind the device: `forward` starts as soon as the token is
+known; while it runs, the host accepts the token, resolves its tags and fills the next mask; then `choose` schedules
+the token's action and samples its successor.
 """
 
 import functools
@@ -105,9 +105,9 @@ def choose(
 ) -> tuple[Int[Array, "B N_out"], Any, Int8[Array, "B R C"]]:
     """Schedule the actions of the tokens just fed, and sample their successors.
 
-    `fed` marks rows whose newest token was generated: a row fresh from its prompt has nothing to schedule. Returns int32
-    [B, 2 + C] — the next token, the row's fault code, the actions — in one array, so that one transfer serves the host;
-    then the policy's state, and `KVState.pending`.
+    `fed` marks rows whose newest token was generated: a row fresh from its prompt has nothing to schedule. Returns
+    int32 [B, 2 + C] — the next token, the row's fault code, the actions — in one array, so that one transfer serves
+    the host; then the policy's state, and `KVState.pending`.
     """
     actions, policy_state = policy_step(policy_state, tag_ids, parser_state, fed)
     tokens = sample(logits, words, temperature, top_p, seed, index)

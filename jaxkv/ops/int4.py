@@ -14,7 +14,10 @@ def packed_width(head_dim: int) -> int:
 
 
 def pack(codes: Int8[Array, "*n D"]) -> UInt8[Array, "*n P"]:
-    """Signed codes in [-7, 7] to bytes; dimension d in the low nibble, d + P in the high one. An odd D gets one zero."""
+    """Signed codes in [-7, 7] to bytes; dimension d in the low nibble, d + P in the high one.
+
+    An odd D gets one zero.
+    """
     width = packed_width(codes.shape[-1])
     if codes.shape[-1] % 2:
         codes = jnp.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, 1)])

@@ -1,7 +1,7 @@
 """What one layer's attention reads: disjoint partitions of its visible tokens, with their absolute positions.
 
-Arrays are head-major, [B, K, S, D]: each KV head's keys are contiguous, so a dot over D or S needs no transposition. With
-slots before heads XLA's CPU backend copies the whole cache to transpose it in every step.
+Arrays are head-major, [B, K, S, D]: each KV head's keys are contiguous, so a dot over D or S needs no transposition.
+With slots before heads XLA's CPU backend copies the whole cache to transpose it in every step.
 """
 
 import dataclasses
@@ -13,7 +13,10 @@ from jaxtyping import Array, Float, Float16, Int, UInt8
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DensePart:
-    """Tokens at full precision: the long-range `high` partition, or the `recent` ring. Position -1 marks an empty slot."""
+    """Tokens at full precision: the long-range `high` partition, or the `recent` ring.
+
+    Position -1 marks an empty slot.
+    """
 
     k: Float[Array, "B K S D"]
     v: Float[Array, "B K S D"]

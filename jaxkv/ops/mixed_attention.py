@@ -25,14 +25,14 @@ def mixed_attention(
 ) -> Float[Array, "B T H D"] | tuple[Float[Array, "B T H D"], Float[Array, "B T H"]]:
     """Attend from T new tokens to the compressed cache and, causally, to each other (PASK B.5, Eq. 15).
 
-    T = 1 decodes, with the new token already in the ring of `layer`; T > 1 reads an observation over a compressed cache,
-    with its keys and values in `new_kv`. A key is visible when its position is at most the query's. All partitions share
-    one softmax; scores, statistics and accumulation are float32.
+    T = 1 decodes, with the new token already in the ring of `layer`; T > 1 reads an observation over a compressed
+    cache, with its keys and values in `new_kv`. A key is visible when its position is at most the query's. All
+    partitions share one softmax; scores, statistics and accumulation are float32.
 
     Args:
       q: queries, rotated. H is a multiple of K; query head h reads KV head h // (H / K).
       layer: the cache.
-      q_position: absolute positions of the new tokens, -1 for padding: a padded query gives zeros, a padded key is unseen.
+      q_position: absolute positions of the new tokens, -1 for padding (zeros as a query, unseen as a key).
       new_kv: keys and values of the new tokens, if `layer` does not hold them yet.
       scale: multiplies the scores, usually D ** -0.5.
       window: sliding-window attention; keys at q_position - window and before are invisible.

@@ -1,10 +1,11 @@
 """The KV state: a pytree passed in and out of every jitted function, and donated.
 
-Every visible token is in exactly one of three places: `high` (long-range, full precision), `low` (long-range, INT4) or
-`recent` (a ring at full precision: the newest W tokens and the one being computed, with the action that awaits each when
-it leaves). Each layer has arrays of its own; the layers of a group share their actions, so the slot map — which absolute position a slot holds —
-is stored once per group, and the ring's map once for all. A policy that chooses per layer uses one group per layer.
-Unused slots hold position -1. In `high` and `low`, used slots are a prefix of each row.
+Every visible token is in exactly one of three places: `high` (long-range, full precision), `low` (long-range, INT4)
+or `recent` (a ring at full precision: the newest W tokens and the one being computed, with the action that awaits
+each when it leaves). Each layer has arrays of its own; the layers of a group share their actions, so the slot map —
+which absolute position a slot holds — is stored once per group, and the ring's map once for all. A policy that
+chooses per layer uses one group per layer. Unused slots hold position -1. In `high` and `low`, used slots are a
+prefix of each row.
 
 Rows are independent: nothing written for one row is read by another.
 """
@@ -22,7 +23,6 @@ from jaxkv.ops.int4 import packed_width
 from jaxkv.ops.layer_kv import DensePart, LayerKV, LowPart
 from jaxkv.state.actions import HIGH
 from jaxkv.state.payload import KVSpec
-
 
 EMPTY: Final = -1
 CAPACITY_STEP: Final = 64
@@ -52,9 +52,9 @@ class LayerArrays:
 class KVState:
     """The KV cache of B rows.
 
-    `pending` is the action (`state.actions`) that a token of the ring gets when the ring reuses its slot. `length` counts
-    tokens seen, whatever was released since: it is the next token's absolute position. `fault` is 0, or a code that
-    `describe_fault` reads; a faulted row is not to be trusted, its neighbours are.
+    `pending` is the action (`state.actions`) that a token of the ring gets when the ring reuses its slot. `length`
+    counts tokens seen, whatever was released since: it is the next token's absolute position. `fault` is 0, or a code
+    that `describe_fault` reads; a faulted row is not to be trusted, its neighbours are.
     """
 
     layers: tuple[LayerArrays, ...]
@@ -73,7 +73,10 @@ class KVState:
 
     @property
     def window(self) -> int:
-        """W: newest tokens, besides the one being computed, that are kept at full precision. The ring has W + 1 slots."""
+        """W: newest tokens, besides the one being computed, that are kept at full precision.
+
+        The ring has W + 1 slots.
+        """
         return self.recent_position.shape[1] - 1
 
     @property

@@ -1,8 +1,8 @@
 """Symmetric INT4 rows with FP16 scales (PASK Appendix B.5).
 
-Each key or value vector of one token and one KV head has its own scale, `max|x| / 7` rounded to FP16 and at least FP16's
-smallest positive value; codes are `x / scale` rounded to nearest (ties to even) with the *stored* scale and clipped to
-[-7, 7]. A zero vector has zero codes and unit scale. How codes share bytes is in `ops.int4`.
+Each key or value vector of one token and one KV head has its own scale, `max|x| / 7` rounded to FP16 and at least
+FP16's smallest positive value; codes are `x / scale` rounded to nearest (ties to even) with the *stored* scale and
+clipped to [-7, 7]. A zero vector has zero codes and unit scale. How codes share bytes is in `ops.int4`.
 """
 
 from typing import Final
@@ -18,8 +18,8 @@ SMALLEST_SCALE: Final = 2.0**-24
 def quantize(x: Float[Array, "*n D"]) -> tuple[UInt8[Array, "*n P"], Float16[Array, "*n"]]:
     """Vectors to packed INT4 codes and FP16 scales.
 
-    A vector whose scale exceeds FP16's range gets an infinite scale, and dequantising it gives NaN: `state.transfer`, which
-    writes into states, turns it into a fault of its row.
+    A vector whose scale exceeds FP16's range gets an infinite scale, and dequantising it gives NaN: `state.transfer`,
+    which writes into states, turns it into a fault of its row.
     """
     x = x.astype(jnp.float32)
     largest = jnp.max(jnp.abs(x), axis=-1)

@@ -1,7 +1,7 @@
 """How tokens move through the KV state: append, expire, fill, compact, grow, rows in and out, snapshots.
 
-All functions are pure and jittable with static shapes; donate the state to update it in place. A token that finds no free
-slot, or whose INT4 scale leaves FP16's range, marks its row's `fault`; nothing is dropped silently.
+All functions are pure and jittable with static shapes; donate the state to update it in place. A token that finds no
+free slot, or whose INT4 scale leaves FP16's range, marks its row's `fault`; nothing is dropped silently.
 """
 
 import dataclasses
@@ -26,7 +26,6 @@ from jaxkv.state.kv_state import (
     used_slots,
 )
 from jaxkv.state.quantization import quantize
-
 
 RowIndex = int | Int[Array, ""]
 
@@ -216,7 +215,7 @@ class Keep:
 
 
 def keep_positions(state: KVState, mask: Bool[Array, "B N"]) -> Keep:
-    """The `Keep` that keeps absolute position p of row b in every group where `mask[b, p]`; positions from N on stay."""
+    """The `Keep` of absolute positions: p of row b stays, in every group, where `mask[b, p]`; so do all from N on."""
 
     def look_up(position: Array) -> Array:
         inside = (position >= 0) & (position < mask.shape[1])

@@ -1,6 +1,7 @@
 """`mixed_attention` against brute force in float64 over the same stored numbers."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +20,7 @@ def make_layer(rng, rows, kv_heads, dim, high, low, ring, length, density=0.8, o
     """Random partitions whose positions are disjoint per row, below `length`; empty slots hold garbage."""
     positions = np.stack([rng.permutation(length) for _ in range(rows)])
     cuts = np.cumsum([0, high, low, ring])
-    split = [
-        np.where(rng.random((rows, b - a)) < density, positions[:, a:b], -1)
-        for a, b in zip(cuts, cuts[1:], strict=False)
-    ]
+    split = [np.where(rng.random((rows, b - a)) < density, positions[:, a:b], -1) for a, b in itertools.pairwise(cuts)]
 
     def values(slots):
         x = rng.standard_normal((rows, kv_heads, slots, dim)).astype(np.float32)
@@ -74,44 +72,41 @@ def brute_force(q, layer, q_position, new_kv, scale, window=None, sink_logits=No
 
 
 CASES = {
-    "gqa 3": dict(heads=9, kv_heads=3),
-    "one head": dict(heads=2, kv_heads=2),
-    "gqa 4": dict(heads=8, kv_heads=2),
-    "one kv head": dict(heads=6, kv_heads=1),
-    "odd head width": dict(dim=7),
-    "chunk": dict(tokens=5),
-    "no high": dict(high=0),
-    "no low": dict(low=0),
-    "ring only": dict(high=0, low=0),
-    "blocked": dict(high=2 * BLOCK + 64, low=BLOCK + 64, rows=2),
-    "blocked chunk": dict(high=BLOCK + 64, low=2 * BLOCK, tokens=3, rows=1),
-    "window": dict(window=9),
-    "sinks": dict(sinks=True),
-    "window and sinks in a chunk": dict(window=4, sinks=True, tokens=6),
-    "nearly empty": dict(density=0.02),
-    "outlier channel": dict(outlier=True),
+    "gqa 3": {"heads": 9, "kv_heads": 3},
+    "one head": {"heads": 2, "kv_heads": 2},
+    "gqa 4": {"heads": 8, "kv_heads": 2},
+    "one kv head": {"heads": 6, "kv_heads": 1},
+    "odd head width": {"dim": 7},
+    "chunk": {"tokens": 5},
+    "no high": {"high": 0},
+    "no low": {"low": 0},
+    "ring only": {"high": 0, "low": 0},
+    "blocked": {"high": 2 * BLOCK + 64, "low": BLOCK + 64, "rows": 2},
+    "blocked chunk": {"high": BLOCK + 64, "low": 2 * BLOCK, "tokens": 3, "rows": 1},
+    "window": {"window": 9},
+    "sinks": {"sinks": True},
+    "window and sinks in a chunk": {"window": 4, "sinks": True, "tokens": 6},
+    "nearly empty": {"density": 0.02},
+    "outlier channel": {"outlier": True},
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_brute_force(name):
-    case = (
-        dict(
-            heads=4,
-            kv_heads=2,
-            dim=16,
-            high=64,
-            low=64,
-            ring=16,
-            rows=3,
-            tokens=1,
-            window=None,
-            sinks=False,
-            density=0.8,
-            outlier=False,
-        )
-        | CASES[name]
-    )
+    case = {
+        "heads": 4,
+        "kv_heads": 2,
+        "dim": 16,
+        "high": 64,
+        "low": 64,
+        "ring": 16,
+        "rows": 3,
+        "tokens": 1,
+        "window": None,
+        "sinks": False,
+        "density": 0.8,
+        "outlier": False,
+    } | CASES[name]
     rng = np.random.default_rng(sum(map(ord, name)))
     rows, tokens, heads, dim = case["rows"], case["tokens"], case["heads"], case["dim"]
     length = case["high"] + case["low"] + case["ring"]
@@ -135,7 +130,7 @@ def test_equals_brute_force(name):
     q_position[0, -1] = -1 if tokens > 1 else q_position[0, -1]
     sink_logits = rng.standard_normal(heads).astype(np.float32) if case["sinks"] else None
     q_position = jnp.asarray(q_position, jnp.int32)
-    options = dict(scale=dim**-0.5, window=case["window"])
+    options = {"scale": dim**-0.5, "window": case["window"]}
     out, lse = attend(
         jnp.asarray(q),
         layer,

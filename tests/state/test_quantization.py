@@ -17,7 +17,7 @@ def reference(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if largest == 0:
         return np.zeros(len(x), int), np.float16(1)
     scale = np.float16(np.float32(max(np.float32(largest) / np.float32(7), SMALLEST_SCALE)))
-    return np.clip(np.rint((x.astype(np.float32) / np.float32(scale))), -7, 7).astype(int), scale
+    return np.clip(np.rint(x.astype(np.float32) / np.float32(scale)), -7, 7).astype(int), scale
 
 
 @pytest.mark.parametrize("head_dim", [1, 2, 7, 64, 80])

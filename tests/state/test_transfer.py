@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -304,7 +305,7 @@ def test_padded_sizes():
     assert sizes[0] == 64
     assert pad_capacity(0) == 0
     assert all(s % 64 == 0 for s in sizes)
-    for low, high in zip(sizes, sizes[1:], strict=False):
+    for low, high in itertools.pairwise(sizes):
         assert pad_capacity(low) == low
         assert pad_capacity(low + 1) == high
         if low >= 512:
