@@ -125,11 +125,16 @@ class Reference:
         self.torch, self.model, self.stop_ids = torch, model, stop_ids
 
     def full(self, tokens: Sequence[int]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Logits [T, V] and the hidden states [T, I] of the embedding and after each layer, the last one excepted."""
-        with self.torch.inference_mode():
-            out = self.model(self.torch.tensor([list(tokens)]), output_hidden_states=True, use_cache=False)
-        # transformers applies the final norm to the last hidden state.
-        return out.logits[0].numpy(), [hidden[0].numpy() for hidden in out.hidden_states[:-1]]
+        """Logits [T, V] and the hidden states [T, I] of the embedding and after each layer."""
+        last: list[Any] = []
+        # transformers applies the final norm to the last hidden state that it returns.
+        hook = self.model.model.layers[-1].register_forward_hook(lambda _, __, out: last.append(out))
+        try:
+            with self.torch.inference_mode():
+                out = self.model(self.torch.tensor([list(tokens)]), output_hidden_states=True, use_cache=False)
+        finally:
+            hook.remove()
+        return out.logits[0].numpy(), [hidden[0].numpy() for hidden in (*out.hidden_states[:-1], *last)]
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Any]:
         """The next token [B, 1] of prompts of equal length, and the cache."""
@@ -157,7 +162,7 @@ def compare_numbers(
     model: Any, reference: Reference, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
 ) -> dict[str, Figure]:
     """Largest differences of logits and hidden states, over prompts and teacher-forced tokens."""
-    hidden = np.zeros(model.config.num_layers)
+    hidden = np.zeros(model.config.num_layers + 1)
     logit = relative = 0.0
     pairs = list(zip(prompts, answers, strict=True))
     for prompt, answer in track(pairs, "logits and hidden states", console=output_console("-")):
@@ -170,7 +175,7 @@ def compare_numbers(
             np.abs(logits - expected_logits[:n]).max(),
             np.abs(decoded - expected_logits[n - 1 :]).max(),
         )
-        for i, (ours, theirs) in enumerate(zip(states, expected_hidden, strict=False)):
+        for i, (ours, theirs) in enumerate(zip(states, expected_hidden, strict=True)):
             difference = np.abs(ours - theirs[:n]).max()
             hidden[i] = max(hidden[i], difference)
             relative = max(relative, difference / np.abs(theirs[:n]).max())
