@@ -167,10 +167,6 @@ def cross(steps: Sequence[dict[Marker, bool]], progress: Progress) -> Crossing:
     kept: list[set[Marker]] = [set(step) for step in steps]
     for i in range(len(kept) - 2, -1, -1):
         kept[i] = {m for m in kept[i] if _continues(m, steps[i], kept[i + 1])} or kept[i]
-    for i in range(1, len(kept)):
-        previous = {m: steps[i - 1][m] for m in kept[i - 1]}
-        reached = {m for m in kept[i] if m in previous or any(previous.values())}
-        kept[i] = reached or kept[i]
     inside = set.intersection(*kept)
     crossed = dict.fromkeys(m for here in kept for m in here)
     starts = any(m.critical and m not in progress.reading for m in progress.frontier.markers)

@@ -18,10 +18,10 @@ def node(parameter: object) -> v.Node:
 
 X = "tools[0].parameters.properties.x"
 UNSUPPORTED = [
-    "pattern", "minLength", "maxLength", "multipleOf", "uniqueItems", "contains", "minContains", "maxContains", "prefixItems",
-    "additionalItems", "unevaluatedItems", "patternProperties", "propertyNames", "minProperties", "maxProperties",
-    "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "not", "if", "then", "else", "allOf",
-    "contentEncoding", "$dynamicRef", "$anchor", "minimun", "Enum", "choices",
+    "pattern", "minLength", "maxLength", "multipleOf", "uniqueItems", "contains", "minContains", "maxContains",
+    "prefixItems", "additionalItems", "unevaluatedItems", "patternProperties", "propertyNames", "minProperties",
+    "maxProperties", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "not", "if",
+    "then", "else", "allOf", "contentEncoding", "$dynamicRef", "$anchor", "minimun", "Enum", "choices",
 ]  # fmt: skip
 
 
@@ -142,8 +142,8 @@ def test_endless_recursion_is_an_error_and_optional_recursion_is_not():
 
 def test_annotations_are_ignored():
     described = {
-        "type": "string", "description": "d", "title": "t", "default": "a", "examples": ["b"], "example": "c", "format": "date",
-        "optional": True, "deprecated": True, "readOnly": True, "x-order": 3, "$comment": "c",
+        "type": "string", "description": "d", "title": "t", "default": "a", "examples": ["b"], "example": "c",
+        "format": "date", "optional": True, "deprecated": True, "readOnly": True, "x-order": 3, "$comment": "c",
     }  # fmt: skip
     assert node(described) == v.String()
 

@@ -1,4 +1,4 @@
-"""Structural tags, token by token, against tables written by hand from PASK Table 5 and the reading in the docstrings."""
+"""Structural tags, token by token, against tables written by hand from PASK Table 5 and its reading here."""
 
 import pytest
 from toy_grammar import PIECES, ToyTokenizer, arguments, call
@@ -72,7 +72,8 @@ def test_tokens_that_cross_parts_have_the_tags_of_all():
         ("_weather", "schema fun critical no", "scaffold"),
         ('", "arguments": {"', "pure sep boundary look", "required.key"),
         ("c", "schema req critical no", "required.key"),
-        ('ity": "P', "schema req boundary no | pure sep boundary no | free req boundary no", "required.string,scaffold"),
+        ('ity": "P', "schema req boundary no | pure sep boundary no | free req boundary no",
+         "required.string,scaffold"),
         ("\\u00", "free req critical no", "required.string"),
         ("0", "free req critical no", "required.string"),
         ("0", "free req critical no", "required.string,scaffold"),
@@ -160,26 +161,22 @@ def test_the_role_of_nested_parameters(outer, inner):
     assert step(matcher, '"}') == tags("pure sep boundary no")
 
 
+OPEN, PLAIN = "pure sep boundary LOOK", "pure sep boundary no"
+WORD, FREE = "schema ROLE critical no", "free ROLE critical no"
 VALUE_TAGS = [
-    ({"type": "boolean"}, "true", ["schema ROLE critical no"]),
-    ({"type": "boolean"}, "tr|u|e", ["schema ROLE critical no"] * 3),
-    ({"type": "float"}, "0.5|e+|12", ["free ROLE critical no"] * 3),
-    ({"enum": ["celsius", "celebration"]}, '"|cel|sius|"',
-     ["pure sep boundary LOOK", "schema ROLE critical no", "schema ROLE critical no", "pure sep boundary no"]),
-    ({"enum": ["celsius"]}, '"cel|sius|"',
-     ["pure sep boundary no | schema ROLE boundary no", "schema ROLE critical no", "pure sep boundary no"]),
+    ({"type": "boolean"}, "true", [WORD]),
+    ({"type": "boolean"}, "tr|u|e", [WORD, WORD, WORD]),
+    ({"type": "float"}, "0.5|e+|12", [FREE, FREE, FREE]),
+    ({"enum": ["celsius", "celebration"]}, '"|cel|sius|"', [OPEN, WORD, WORD, PLAIN]),
+    ({"enum": ["celsius"]}, '"cel|sius|"', [f"{PLAIN} | schema ROLE boundary no", WORD, PLAIN]),
     ({"type": "array", "items": {"type": "integer"}}, "[1|, |12|]",
-     ["pure sep boundary no | free ROLE boundary no", "pure sep boundary LOOK", "free ROLE critical no", "pure sep boundary no"]),
-    ({"type": "array", "items": {"type": "string"}}, '["|Par|", "|is|"]',
-     ["pure sep boundary LOOK", "free ROLE critical no", "pure sep boundary LOOK", "free ROLE critical no", "pure sep boundary no"]),
+     [f"{PLAIN} | free ROLE boundary no", OPEN, FREE, PLAIN]),
+    ({"type": "array", "items": {"type": "string"}}, '["|Par|", "|is|"]', [OPEN, FREE, OPEN, FREE, PLAIN]),
     ({"type": "any"}, '{"|x|": |true|, |"|a|": |null|}',
-     ["pure sep boundary LOOK", "free ROLE critical no", "pure sep boundary LOOK", "schema ROLE critical no", "pure sep boundary no",
-      "pure sep boundary LOOK", "free ROLE critical no", "pure sep boundary LOOK", "schema ROLE critical no", "pure sep boundary no"]),
-    ({"anyOf": [{"type": "string"}, {"enum": ["cel"]}]}, '"|cel|"',
-     ["pure sep boundary LOOK", "free ROLE critical no | schema ROLE critical no", "pure sep boundary no"]),
-    ({"anyOf": [{"type": "string"}, {"enum": ["cel"]}]}, '"|x|cel|"',
-     ["pure sep boundary LOOK", "free ROLE critical no", "free ROLE critical no", "pure sep boundary no"]),
-    ({"anyOf": [{"type": "integer"}, {"enum": [12, None]}]}, "12", ["free ROLE critical no | schema ROLE critical no"]),
+     [OPEN, FREE, OPEN, WORD, PLAIN, OPEN, FREE, OPEN, WORD, PLAIN]),
+    ({"anyOf": [{"type": "string"}, {"enum": ["cel"]}]}, '"|cel|"', [OPEN, f"{FREE} | {WORD}", PLAIN]),
+    ({"anyOf": [{"type": "string"}, {"enum": ["cel"]}]}, '"|x|cel|"', [OPEN, FREE, FREE, PLAIN]),
+    ({"anyOf": [{"type": "integer"}, {"enum": [12, None]}]}, "12", [f"{FREE} | {WORD}"]),
 ]  # fmt: skip
 
 
@@ -193,7 +190,7 @@ def test_values(schema, tokens, expected, optional):
 
 
 def test_unmarked_grammars_are_unresolved():
-    matcher, transition = after(WEATHER, '{"name', marked=False)
+    _, transition = after(WEATHER, '{"name', marked=False)
     assert transition == ((UNRESOLVED,), "unresolved", False)
 
 
@@ -208,6 +205,20 @@ def test_an_unmarked_part_takes_the_tag_of_the_part_before_it():
     expected = Tag("schema_bearing", "dispatch_key", "critical", "no_lookahead")
     for text in ("a", "12"):
         assert matcher.accept(TOKENIZER.ids[text.encode()]).tags == (CALL_VOCABULARY.index(expected),)
+
+
+def test_a_part_that_repeats_without_a_separator_starts_anew():
+    builder = GrammarBuilder()
+    builder.rule("root", "word word word")
+    marker = Marker("word", "schema_bearing", "required", True, critical=True, texts=frozenset((b"max",)))
+    builder.rule("word", '"max"', marker)
+    check(GrammarConstraint(builder, CALL_VOCABULARY, TOKENIZER), [
+        ("m", "schema req critical no", "word"),
+        ("a", "schema req critical no", "word"),
+        ("x", "schema req critical look", "word"),
+        ("max", "schema req critical look", "word"),
+        ("ma", "schema req critical no", "word"),
+    ])  # fmt: skip
 
 
 def test_the_vocabulary_counts_through_table_5():

@@ -5,10 +5,11 @@ import numpy as np
 from jaxkv.grammar import Matcher
 
 PIECES = [
-    '{"name": "', '{"', '"name', '": "', '": ', '", "arguments": {"', '", "arguments": ', "arguments", '{"name', '": {"', '"}}',
-    "}}", '", "', ", ", '"}', '"]', "}]", '}, {"name": "', "get", "_weather", "city", "ci", "ty", "Par", "is", "days", 'ity": "P',
-    "true", "tr", " true", "false", ": true", "null", " null", "12", "1, 2", "[1", '["', '", ', "max", "ma", "mi", 'a":', "ab", "x",
-    "\\n", "\\u00", '\\"', "é", "日本", "cel", "sius", "ebration", '"cel', 'sius"}', "e+", "0.5", "-1",
+    '{"name": "', '{"', '"name', '": "', '": ', '", "arguments": {"', '", "arguments": ', "arguments", '{"name',
+    '": {"', '"}}', "}}", '", "', ", ", '"}', '"]', "}]", '}, {"name": "', "get", "_weather", "city", "ci", "ty",
+    "Par", "is", "days", 'ity": "P', "true", "tr", " true", "false", ": true", "null", " null", "12", "1, 2", "[1",
+    '["', '", ', "max", "ma", "mi", 'a":', "ab", "x", "\\n", "\\u00", '\\"', "é", "日本", "cel", "sius", "ebration",
+    '"cel', 'sius"}', "e+", "0.5", "-1",
 ]  # fmt: skip
 
 
