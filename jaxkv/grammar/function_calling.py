@@ -121,7 +121,7 @@ class FunctionCalls(GrammarConstraint):
                 return Acceptance(False, position, self._reason(matcher, here, place, f"found {text[position]!r}"))
             progress, _ = self.table.step(progress, byte, matcher)
             place = next((m.path for m in progress.frontier.markers if m.path), place)
-        if self._is_complete(matcher):
+        if matcher.is_completed():
             return Acceptance(True, len(text), "")
         return Acceptance(False, len(text), self._reason(matcher, progress, place, "the text ends here"))
 
@@ -136,9 +136,6 @@ class FunctionCalls(GrammarConstraint):
             raise RequestError(f"not a function call at character {acceptance.position}: {acceptance.reason}")
         calls = json.loads(text)
         return calls if isinstance(calls, list) else [calls]
-
-    def _is_complete(self, matcher: xgrammar.GrammarMatcher) -> bool:
-        return bool(self.stop_ids) and matcher.accept_token(next(iter(self.stop_ids)))
 
     def _reason(self, matcher: xgrammar.GrammarMatcher, progress: Progress, place: str, found: str) -> str:
         markers = progress.frontier.markers

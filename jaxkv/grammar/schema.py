@@ -309,8 +309,8 @@ class _Reader:
             properties.append(Property(name, self.read(value, f"{path}.properties.{name}"), name in required))
         return Object(tuple(properties))
 
-    def _union(self, options: object, path: str) -> Node:
-        options = _expect(options, list, path)
+    def _union(self, given: object, path: str) -> Node:
+        options = _expect(given, list, path)
         if not options:
             raise SchemaError(f"{path}: empty; no value is possible")
         nodes = tuple(dict.fromkeys(self.read(option, f"{path}[{i}]") for i, option in enumerate(options)))
