@@ -70,6 +70,7 @@ _ENFORCED = frozenset(
     ("type", "enum", "const", "properties", "required", "additionalProperties", "items", "minItems", "maxItems",
      "anyOf", "oneOf", "$ref", "nullable", *_NUMERIC)
 )  # fmt: skip
+_MAX_DEPTH = 64
 _TOOL_KEYS = frozenset(("name", "description", "parameters", "strict", "response", "type"))
 
 
@@ -138,6 +139,7 @@ class _Reader:
         self.root, self.path = root, path
         self.definitions: dict[str, Node] = {}
         self._origins: dict[str, str] = {}
+        self._depth = 0
 
     def read_parameters(self) -> Object | Map:
         schema = self.root
@@ -169,7 +171,11 @@ class _Reader:
         if not isinstance(schema, dict):
             raise SchemaError(f"{path}: expected a schema object, got {_show(schema)}")
         self._check_keywords(schema, path)
+        if self._depth == _MAX_DEPTH:
+            raise SchemaError(f"{path}: nested deeper than {_MAX_DEPTH} levels; use references for recursion")
+        self._depth += 1
         node = self._read_one(schema, path)
+        self._depth -= 1
         nullable = schema.get("nullable", False)
         if not isinstance(nullable, bool):
             raise SchemaError(f"{path}.nullable: expected true or false, got {_show(nullable)}")

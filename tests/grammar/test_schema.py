@@ -140,6 +140,19 @@ def test_endless_recursion_is_an_error_and_optional_recursion_is_not():
         read_tools(one({"type": "array", "minItems": 1, "items": {"$ref": "#/properties/x"}}))
 
 
+def test_a_schema_nested_too_deeply_is_an_error():
+    def nested(levels):
+        schema = {"type": "integer"}
+        for _ in range(levels):
+            schema = {"type": "array", "items": schema}
+        return one(schema)
+
+    read_tools(nested(63))
+    for levels in (64, 5000):
+        with pytest.raises(SchemaError, match="nested deeper than 64 levels"):
+            read_tools(nested(levels))
+
+
 def test_annotations_are_ignored():
     described = {
         "type": "string", "description": "d", "title": "t", "default": "a", "examples": ["b"], "example": "c",
