@@ -1,5 +1,6 @@
 """A run as one HTML file that needs nothing else: no script, no font, no picture from elsewhere."""
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -73,7 +74,7 @@ def render_html(
     )
 
 
-def write_html(result: "GenerationResult", path: str | Path, **options: Any) -> None:
+def write_html(result: "GenerationResult", path: str | os.PathLike, **options: Any) -> None:
     """Write `render_html(result, **options)` to a file; its folder is made.
 
     Raises:
