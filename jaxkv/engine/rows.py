@@ -40,7 +40,6 @@ class Row:
         settled = max(len(self.prompt) - self.window, 0)
         actions = self.prompt_actions[:settled]
         self._used = [np.sum(actions == kind, axis=0) for kind in (HIGH, LOW)]
-        # Every generated token is written once more than it is moved: the first leaves after `window` others.
         self._settled = settled
 
     @property
@@ -76,7 +75,7 @@ class Row:
     def slots_for_next(self) -> Slots:
         """Slots in use once the next step has moved the token that leaves the window; counts that token as moved."""
         position = len(self.prompt) + len(self.token_ids) - 1
-        leaving = position - self.window - 1
+        leaving = position - self.window
         if leaving >= self._settled:
             action = self._action_of(leaving)
             self._used = [used + (action == kind) for used, kind in zip(self._used, (HIGH, LOW), strict=True)]

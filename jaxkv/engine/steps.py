@@ -16,7 +16,7 @@ from jaxkv.engine.sampling import sample
 from jaxkv.models.layers import causal_attention
 from jaxkv.ops.mixed_attention import mixed_attention
 from jaxkv.state.kv_state import KVState
-from jaxkv.state.transfer import append_layer, decide, fill_row, plan_append, reset_row
+from jaxkv.state.transfer import append, decide, fill_row, reset_row
 
 
 @functools.partial(jax.jit, static_argnames=("model", "kv_dtype"))
@@ -69,28 +69,30 @@ def forward(
     Inactive rows compute garbage that nobody reads, and their state is unchanged.
     """
     position = state.length[:, None]
-    state, move = plan_append(state, active)
+    keys: list[Array] = []
+    values: list[Array] = []
 
     def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
-        nonlocal state
-        state = append_layer(state, layer, move, k[:, 0], v[:, 0])
+        keys.append(k[:, 0])
+        values.append(v[:, 0])
         return mixed_attention(
             q,
             state.layer(layer),
             jnp.where(active[:, None], position, -1),
+            new_kv=(k, v),
             scale=model.attention_scale,
             implementation=implementation,
         )
 
     logits = model.forward(params, tokens[:, None], position, attend, select=jnp.zeros_like(state.length))
-    return logits, state
+    return logits, append(state, keys, values, active, after=logits[0, 0])
 
 
 @functools.partial(jax.jit, static_argnames=("policy_step",), donate_argnames=("policy_state", "pending"))
 def choose(
     policy_step: Any,
     policy_state: Any,
-    pending: Int8[Array, "B R C"],
+    pending: Int8[Array, "B W C"],
     length: Int[Array, "B"],
     fault: Int[Array, "B"],
     logits: Float[Array, "B V"],
@@ -102,7 +104,7 @@ def choose(
     top_p: Float[Array, "B"],
     seed: UInt32[Array, "B"],
     index: Int[Array, "B"],
-) -> tuple[Int[Array, "B N_out"], Any, Int8[Array, "B R C"]]:
+) -> tuple[Int[Array, "B N_out"], Any, Int8[Array, "B W C"]]:
     """Schedule the actions of the tokens just fed, and sample their successors.
 
     `fed` marks rows whose newest token was generated: a row fresh from its prompt has nothing to schedule. Returns

@@ -1,11 +1,10 @@
 """The KV state: a pytree passed in and out of every jitted function, and donated.
 
 Every visible token is in exactly one of three places: `high` (long-range, full precision), `low` (long-range, INT4)
-or `recent` (a ring at full precision: the newest W tokens and the one being computed, with the action that awaits
-each when it leaves). Each layer has arrays of its own; the layers of a group share their actions, so the slot map —
-which absolute position a slot holds — is stored once per group, and the ring's map once for all. A policy that
-chooses per layer uses one group per layer. Unused slots hold position -1. In `high` and `low`, used slots are a
-prefix of each row.
+or `recent` (a ring of the newest W tokens, full precision, with the action that awaits each when it leaves). Each
+layer has arrays of its own; the layers of a group share their actions, so the slot map — which absolute position a
+slot holds — is stored once per group, and the ring's map once for all. A policy that chooses per layer uses one group
+per layer. Unused slots hold position -1. In `high` and `low`, used slots are a prefix of each row.
 
 Rows are independent: nothing written for one row is read by another.
 """
@@ -43,8 +42,8 @@ class LayerArrays:
     low_v_codes: UInt8[Array, "B K S_low P"]
     low_k_scale: Float16[Array, "B K S_low"]
     low_v_scale: Float16[Array, "B K S_low"]
-    recent_k: Float[Array, "B K R D"]
-    recent_v: Float[Array, "B K R D"]
+    recent_k: Float[Array, "B K W D"]
+    recent_v: Float[Array, "B K W D"]
 
 
 @jax.tree_util.register_dataclass
@@ -60,8 +59,8 @@ class KVState:
     layers: tuple[LayerArrays, ...]
     high_position: tuple[Int[Array, "B _"], ...]
     low_position: tuple[Int[Array, "B _"], ...]
-    recent_position: Int[Array, "B R"]
-    pending: Int8[Array, "B R C"]
+    recent_position: Int[Array, "B W"]
+    pending: Int8[Array, "B W C"]
     length: Int[Array, "B"]
     fault: Int[Array, "B"]
     groups: tuple[tuple[int, int], ...] = dataclasses.field(metadata={"static": True})
@@ -73,11 +72,8 @@ class KVState:
 
     @property
     def window(self) -> int:
-        """W: newest tokens, besides the one being computed, that are kept at full precision.
-
-        The ring has W + 1 slots.
-        """
-        return self.recent_position.shape[1] - 1
+        """W: the newest tokens, kept at full precision; the token being computed is not among them."""
+        return self.recent_position.shape[1]
 
     @property
     def high_capacity(self) -> tuple[int, ...]:
@@ -136,7 +132,6 @@ def init_state(
     """An empty state with room for `high_slots` and `low_slots` long-range tokens a row (per group, padded upwards)."""
     if window < 1:
         raise CapacityError(f"recent window of {window} tokens; it has at least 1")
-    ring = window + 1
     if rows < 1:
         raise CapacityError(f"{rows} rows; a state has at least 1")
     groups = len(spec.groups)
@@ -152,16 +147,16 @@ def init_state(
             low_v_codes=jnp.zeros((rows, heads, low[c], width), jnp.uint8),
             low_k_scale=jnp.ones((rows, heads, low[c]), jnp.float16),
             low_v_scale=jnp.ones((rows, heads, low[c]), jnp.float16),
-            recent_k=jnp.zeros((rows, heads, ring, dim), dtype),
-            recent_v=jnp.zeros((rows, heads, ring, dim), dtype),
+            recent_k=jnp.zeros((rows, heads, window, dim), dtype),
+            recent_v=jnp.zeros((rows, heads, window, dim), dtype),
         )
 
     return KVState(
         layers=tuple(arrays(c) for c, (start, stop) in enumerate(spec.groups) for _ in range(start, stop)),
         high_position=tuple(jnp.full((rows, s), EMPTY, jnp.int32) for s in high),
         low_position=tuple(jnp.full((rows, s), EMPTY, jnp.int32) for s in low),
-        recent_position=jnp.full((rows, ring), EMPTY, jnp.int32),
-        pending=jnp.full((rows, ring, groups), HIGH, jnp.int8),
+        recent_position=jnp.full((rows, window), EMPTY, jnp.int32),
+        pending=jnp.full((rows, window, groups), HIGH, jnp.int8),
         length=jnp.zeros((rows,), jnp.int32),
         fault=jnp.zeros((rows,), jnp.int32),
         groups=spec.groups,

@@ -30,104 +30,92 @@ from jaxkv.state.quantization import quantize
 RowIndex = int | Int[Array, ""]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Move:
-    """Where one step's tokens go: the ring slot of the new one, and the slots of the one that it pushes out.
+def append(
+    state: KVState,
+    k: Sequence[Float[Array, "B K D"]],
+    v: Sequence[Float[Array, "B K D"]],
+    active: Bool[Array, "B"],
+    after: Float[Array, ""] | None = None,
+) -> KVState:
+    """Append one token, given its keys and values in every layer, to the active rows.
 
-    A destination equal to its partition's capacity means: not there.
-    """
+    The token that it pushes out of the recent window expires: HIGH is moved, LOW quantised and moved, RELEASE dropped;
+    sinks are always HIGH. The new token's pending action is HIGH until it is decided. Inactive rows are unchanged.
 
-    active: Bool[Array, "B"]
-    slot: Int[Array, "B"]
-    high: tuple[Int[Array, "B"], ...]
-    low: tuple[Int[Array, "B"], ...]
-
-
-def plan_append(state: KVState, active: Bool[Array, "B"]) -> tuple[KVState, Move]:
-    """Make room for one token in the active rows: the maps as they are once `append_layer` has run for every layer.
-
-    The token that leaves the recent window expires: HIGH is moved, LOW quantised and moved, RELEASE dropped; sinks are
-    always HIGH. The new token's pending action is HIGH until it is decided. Inactive rows are unchanged.
+    Args:
+      k, v: the token's keys and values, one array per layer.
+      active: rows that append.
+      after: a number that is known once everything has read the state, such as a logit. The writes wait for it;
+        without that order XLA copies what it is about to overwrite.
     """
     rows = jnp.arange(state.rows)
-    slot = state.length % state.recent_position.shape[1]
+    slot = state.length % state.window
     position = state.recent_position[rows, slot]
     leaving = active & (position >= 0)
     action = jnp.where((position < state.sinks)[:, None], jnp.int8(HIGH), state.pending[rows, slot])
     fault = state.fault
-    maps: dict[int, list[Array]] = {HIGH: [], LOW: []}
-    destinations: dict[int, list[Array]] = {HIGH: [], LOW: []}
+    moves: dict[int, list[_Move]] = {HIGH: [], LOW: []}
     for c in range(len(state.groups)):
         for kind, map_ in ((HIGH, state.high_position[c]), (LOW, state.low_position[c])):
-            capacity = map_.shape[1]
+            capacity, free = map_.shape[1], used_slots(map_)
             moving = leaving & (action[:, c] == kind)
-            free = used_slots(map_)
             fault = _mark(fault, moving & (free >= capacity), FAULT_CAPACITY, c)
-            destination = jnp.where(moving, free, capacity)
-            maps[kind].append(map_.at[rows, destination].set(position, mode="drop") if capacity else map_)
-            destinations[kind].append(destination)
-    newest = jnp.where(active, state.length, position)
-    undecided = jnp.where(active[:, None], jnp.int8(HIGH), state.pending[rows, slot])
-    state = dataclasses.replace(
+            moves[kind].append(_Move(free, moving & (free < capacity)))
+
+    # All layers at once: a few operations on [L, B, K, D] instead of a few a layer.
+    old = {
+        name: jnp.stack([_read(getattr(arrays, name), slot) for arrays in state.layers])
+        for name in ("recent_k", "recent_v")
+    }
+    new = {"recent_k": jnp.stack(list(k)), "recent_v": jnp.stack(list(v))}
+    values = {name: jnp.where(active[:, None, None], x.astype(old[name].dtype), old[name]) for name, x in new.items()}
+    values |= {"high_k": old["recent_k"], "high_v": old["recent_v"]}
+    if any(state.low_capacity):
+        stored, overflow = _quantized(old["recent_k"], old["recent_v"])
+        values |= stored
+        for layer in range(len(state.layers)):
+            moving = moves[LOW][state.group_of(layer)].moving
+            fault = _mark(fault, moving & overflow[layer].any(axis=1), FAULT_SCALE, layer)
+
+    writes = []
+    for layer, arrays in enumerate(state.layers):
+        c = state.group_of(layer)
+        for field in dataclasses.fields(arrays):
+            target = getattr(arrays, field.name)
+            if target.shape[2]:
+                kind = {"h": HIGH, "l": LOW}.get(field.name[0])
+                move = _Move(slot, active) if kind is None else moves[kind][c]
+                writes.append(_Write(layer, field.name, target, move, values[field.name][layer]))
+    written = _write(writes, active, after)
+    layers = [
+        dataclasses.replace(arrays, **{w.name: x for w, x in zip(writes, written, strict=True) if w.layer == layer})
+        for layer, arrays in enumerate(state.layers)
+    ]
+
+    def moved(map_: Array, move: _Move) -> Array:
+        return map_.at[rows, jnp.where(move.moving, move.slot, map_.shape[1])].set(position, mode="drop")
+
+    return dataclasses.replace(
         state,
-        high_position=tuple(maps[HIGH]),
-        low_position=tuple(maps[LOW]),
-        recent_position=state.recent_position.at[rows, slot].set(newest),
-        pending=state.pending.at[rows, slot].set(undecided),
+        layers=tuple(layers),
+        high_position=tuple(map(moved, state.high_position, moves[HIGH])),
+        low_position=tuple(map(moved, state.low_position, moves[LOW])),
+        recent_position=state.recent_position.at[rows, slot].set(jnp.where(active, state.length, position)),
+        pending=state.pending.at[rows, slot].set(jnp.where(active[:, None], jnp.int8(HIGH), state.pending[rows, slot])),
         length=state.length + active.astype(jnp.int32),
         fault=fault,
     )
-    return state, Move(active, slot, tuple(destinations[HIGH]), tuple(destinations[LOW]))
-
-
-def append_layer(state: KVState, layer: int, move: Move, k: Float[Array, "B K D"], v: Float[Array, "B K D"]) -> KVState:
-    """Carry out a planned step in one layer: the leaving token into its partition, the new one into the ring.
-
-    Call it before the layer's attention: the cache is then written first and read afterwards, which XLA does in place;
-    the other order makes it copy the partitions.
-    """
-    arrays, c = state.layers[layer], state.group_of(layer)
-    old_k, old_v = _read(arrays.recent_k, move.slot), _read(arrays.recent_v, move.slot)
-    writes = {
-        "recent_k": _Write(arrays.recent_k, move.slot, k, move.active),
-        "recent_v": _Write(arrays.recent_v, move.slot, v, move.active),
-    }
-    fault = state.fault
-    if capacity := arrays.high_k.shape[2]:
-        here = move.high[c] < capacity
-        writes["high_k"] = _Write(arrays.high_k, move.high[c], old_k, here)
-        writes["high_v"] = _Write(arrays.high_v, move.high[c], old_v, here)
-    if capacity := arrays.low_k_scale.shape[2]:
-        here = move.low[c] < capacity
-        stored, overflow = _quantized(old_k, old_v)
-        fault = _mark(fault, here & overflow.any(axis=1), FAULT_SCALE, layer)
-        writes |= {name: _Write(getattr(arrays, name), move.low[c], x, here) for name, x in stored.items()}
-    changes = dict(zip(writes, _write(list(writes.values()), move.active), strict=True))
-    layers = list(state.layers)
-    layers[layer] = dataclasses.replace(arrays, **changes)
-    return dataclasses.replace(state, layers=tuple(layers), fault=fault)
-
-
-def append(
-    state: KVState, k: Sequence[Float[Array, "B K D"]], v: Sequence[Float[Array, "B K D"]], active: Bool[Array, "B"]
-) -> KVState:
-    """Append one token, given its keys and values in every layer, to the active rows."""
-    state, move = plan_append(state, active)
-    for layer in range(len(state.layers)):
-        state = append_layer(state, layer, move, k[layer], v[layer])
-    return state
 
 
 def decide(
-    pending: Int8[Array, "B R C"], length: Int[Array, "B"], actions: Int8[Array, "B C"], active: Bool[Array, "B"]
-) -> Int8[Array, "B R C"]:
+    pending: Int8[Array, "B W C"], length: Int[Array, "B"], actions: Int8[Array, "B C"], active: Bool[Array, "B"]
+) -> Int8[Array, "B W C"]:
     """`KVState.pending` with the newest token's action decided, for when it leaves the recent window.
 
     Takes the two arrays rather than the state, so that it can run apart from the forward pass that owns the state.
     """
-    ring = pending.shape[1]
-    slot = jnp.where(active & (length > 0), (length - 1) % ring, ring)
+    window = pending.shape[1]
+    slot = jnp.where(active & (length > 0), (length - 1) % window, window)
     return pending.at[jnp.arange(pending.shape[0]), slot].set(actions, mode="drop")
 
 
@@ -167,10 +155,9 @@ def fill_row(
             pair.append(_front(chosen, count, map_.shape[1]))
         orders.append((pair[0], pair[1]))
 
-    # Slot s of the ring holds the newest position that is s modulo W + 1; the next token's slot is free.
-    ring = jnp.arange(window + 1)
-    newest = length - 1 - (length - 1 - ring) % (window + 1)
-    newest = jnp.where(newest >= length - window, newest, EMPTY)
+    # Slot s of the ring holds the newest position that is s modulo W; a short prompt leaves it below zero.
+    ring = jnp.arange(window)
+    newest = length - 1 - (length - 1 - ring) % window
     ring_index = jnp.clip(newest, 0, tokens - 1)
 
     layers = []
@@ -211,7 +198,7 @@ class Keep:
 
     high: tuple[Bool[Array, "B _"], ...]
     low: tuple[Bool[Array, "B _"], ...]
-    recent: Bool[Array, "B R"]
+    recent: Bool[Array, "B W"]
 
 
 def keep_positions(state: KVState, mask: Bool[Array, "B N"]) -> Keep:
@@ -335,33 +322,44 @@ def snapshot(state: Any) -> Any:
 restore = snapshot
 
 
-class _Write(NamedTuple):
-    """x[b, :, slot[b]] = value[b] in the rows where `where`."""
+class _Move(NamedTuple):
+    """A slot of each row, and the rows in which something is written there."""
 
-    x: Array
     slot: Int[Array, "B"]
+    moving: Bool[Array, "B"]
+
+
+class _Write(NamedTuple):
+    """One array of one layer, what to write, and where: x[b, :, slot[b]] = value[b]."""
+
+    layer: int
+    name: str
+    x: Array
+    move: _Move
     value: Array
-    where: Bool[Array, "B"]
 
 
-def _write(writes: Sequence[_Write], active: Bool[Array, "B"]) -> tuple[Array, ...]:
-    """Carry out writes of active rows in one loop over rows; other rows write back what they hold.
+def _write(writes: Sequence[_Write], active: Bool[Array, "B"], after: Array | None) -> tuple[Array, ...]:
+    """Carry out all writes in one loop over rows; a row in which nothing moves writes back what it holds.
 
     XLA does a dynamic-update-slice in place inside a loop whose length it does not know. A scatter, or the same update
     outside a loop, is duplicated into its readers, with a copy of the array for each.
     """
+    rows = jnp.where(jnp.any(active), active.shape[0], 0)
+    if after is not None:
+        # No number is above infinity: this changes nothing, but makes the loop wait for `after`.
+        rows = jnp.where(after > jnp.inf, 0, rows)
 
     def body(row: Array, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(_write_row(x, row, w) for x, w in zip(arrays, writes, strict=True))
 
-    rows = jnp.where(jnp.any(active), active.shape[0], 0)
     return lax.fori_loop(0, rows, body, tuple(w.x for w in writes))
 
 
 def _write_row(x: Array, row: Array, write: _Write) -> Array:
-    start = (row, 0, write.slot[row]) + (0,) * (x.ndim - 3)
+    start = (row, 0, write.move.slot[row]) + (0,) * (x.ndim - 3)
     old = lax.dynamic_slice(x, start, (1, x.shape[1], 1, *x.shape[3:]))
-    new = jnp.where(write.where[row], write.value[row].astype(x.dtype)[None, :, None], old)
+    new = jnp.where(write.move.moving[row], write.value[row].astype(x.dtype)[None, :, None], old)
     return lax.dynamic_update_slice(x, new, start)
 
 

@@ -71,7 +71,7 @@ class Twin:
         self.length, self.ring, self.kept = 0, {}, [{} for _ in SPEC.groups]
 
     def append(self, actions):
-        old = self.length - WINDOW - 1
+        old = self.length - WINDOW
         if old in self.ring:
             self.leave(old, self.ring.pop(old))
         self.ring[self.length] = list(actions)
@@ -109,7 +109,7 @@ def check_row(state, row: int, twin: Twin) -> None:
     assert sorted(p for p in ring if p >= 0) == sorted(twin.ring)
     for slot, p in enumerate(ring):
         if p >= 0:
-            assert p % (WINDOW + 1) == slot
+            assert p % WINDOW == slot
             assert np.asarray(state.pending)[row, slot].tolist() == list(twin.ring[p])
     for c, (start, stop) in enumerate(state.groups):
         high = np.asarray(state.high_position[c])[row]
@@ -201,7 +201,7 @@ def copy_of(twin: Twin) -> Twin:
 def test_rollback_across_a_window_expiry_restores_what_was_released():
     state, twin = new_state(), Twin()
     active = np.ones(ROWS, bool)
-    for _ in range(WINDOW + 4):
+    for _ in range(WINDOW + 3):
         state = step(state, active, np.full((ROWS, 3), RELEASE, np.int8))
         twin.append([RELEASE] * 3)
     kept, before = snapshot(state), copy_of(twin)
@@ -247,7 +247,7 @@ def test_append_updates_in_place():
 
 def test_full_partition_is_a_fault_of_its_row_alone():
     state = new_state(64, 64)
-    for i in range(64 + WINDOW + 3):
+    for i in range(64 + WINDOW + 2):
         state = step(state, np.asarray([True, i < 30, True]), np.asarray([[2, 2, 1], [1] * 3, [0, 0, 0]], np.int8))
     faults = np.asarray(state.fault)
     assert faults[1] == faults[2] == 0
@@ -260,10 +260,10 @@ def test_scale_beyond_fp16_is_a_fault_that_names_the_layer():
     active = jnp.ones(ROWS, bool)
     k = [jnp.ones((ROWS, 2, 6))] * 3
     k[1] = k[1].at[2, 1, 0].set(1e6)
-    for i in range(WINDOW + SINKS + 2):
+    for i in range(WINDOW + SINKS + 1):
         state = append(state, k, k, active)
         state = set_pending(state, jnp.full((ROWS, 3), LOW, jnp.int8), active)
-        assert np.asarray(state.fault).any() == (i >= WINDOW + SINKS + 1)
+        assert np.asarray(state.fault).any() == (i >= WINDOW + SINKS)
     faults = np.asarray(state.fault)
     assert faults[:2].tolist() == [0, 0]
     assert "layer 1:" in describe_fault(int(faults[2]))
@@ -338,7 +338,7 @@ def test_low_partition_is_smaller_than_high():
 
 def test_quantizing_on_expiry_equals_quantizing_at_once():
     state = new_state(64, 64)
-    for _ in range(WINDOW + SINKS + 2):
+    for _ in range(WINDOW + SINKS + 1):
         state = step(state, np.ones(ROWS, bool), np.full((ROWS, 3), LOW, np.int8))
     codes, scale = quantize(jnp.asarray(kv_of(np.full(ROWS, SINKS), 0, np.arange(ROWS))))
     np.testing.assert_array_equal(state.layers[0].low_k_scale[:, :, 0], scale)
