@@ -177,13 +177,13 @@ def test_live_payload_is_what_the_partitions_hold(tiny):
     engine = Engine(tiny, policy, rows=1)
     forward = steps.forward
 
-    def counting(*arguments):
-        logits, state = forward(*arguments)
-        ring = int((np.asarray(state.recent_position) >= 0).sum())
+    def counting(model, params, state, *arguments):
+        # What attention reads in this step: the state as it comes in, and the token being computed.
+        ring = int((np.asarray(state.recent_position) >= 0).sum()) + 1
         high = [int((np.asarray(p) >= 0).sum()) + ring for p in state.high_position]
         low = [int((np.asarray(p) >= 0).sum()) for p in state.low_position]
         held.append(sum(h * a + l * b for h, a, l, b in zip(high, costs.high, low, costs.low, strict=True)))
-        return logits, state
+        return forward(model, params, state, *arguments)
 
     steps.forward = counting
     try:
