@@ -6,6 +6,7 @@ orientation in which XLA is fastest for one row and for a few rows alike, and lo
 
 import dataclasses
 import math
+import os
 from typing import Literal
 
 import flax.linen as nn
@@ -102,19 +103,40 @@ def matmul_precision(dtype) -> jax.lax.Precision | None:
     return None
 
 
+FEW_ROWS = 32
+"""Up to so many rows, a matrix product on CPU is bound by reading the weight."""
+
+
+def parts_of(features: int, rows: int) -> int:
+    """Into how many slabs of output features a product is cut: one a core, for a few rows on CPU, else one in all."""
+    if rows > FEW_ROWS or jax.default_backend() != "cpu":
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parts = 1
+    while 2 * parts <= min(cores, 16) and features % (2 * parts) == 0:
+        parts *= 2
+    return parts
+
+
 def project(
     weight: Float[Array, "O I"], x: Float[Array, "B T I"], dtype: jnp.dtype | None = None
 ) -> Float[Array, "B T O"]:
-    """``x @ weight^T`` with products accumulated in float32; the result has ``dtype``, by default that of ``x``."""
+    """``x @ weight^T`` with products accumulated in float32; the result has ``dtype``, by default that of ``x``.
+
+    XLA's CPU backend runs a product of a few rows on one core, but the entries of a batch on several: the weight is
+    viewed as a batch of slabs, one a core (8 rows of 1,024 features on 2 cores: 9.3 ms against 17.4 ms for 30 layers).
+    """
     batch, time, width = x.shape
+    rows = batch * time
+    parts = parts_of(weight.shape[0], rows)
     out = jax.lax.dot_general(
-        weight,
-        x.reshape(batch * time, width),
-        (((1,), (1,)), ((), ())),
+        weight.reshape(parts, -1, width),
+        jnp.broadcast_to(x.reshape(rows, width), (parts, rows, width)),
+        (((2,), (2,)), ((0,), (0,))),
         precision=matmul_precision(weight.dtype),
         preferred_element_type=jnp.float32,
-    )
-    return out.T.reshape(batch, time, weight.shape[0]).astype(dtype or x.dtype)
+    )  # [parts, O / parts, B T]
+    return out.reshape(weight.shape[0], rows).T.reshape(batch, time, weight.shape[0]).astype(dtype or x.dtype)
 
 
 class Linear(nn.Module):

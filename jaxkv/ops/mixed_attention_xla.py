@@ -29,9 +29,9 @@ class Partial(NamedTuple):
 class Block(NamedTuple):
     """Some slots of a partition: their masked scores, and how to weigh their values."""
 
-    scores: Float[Array, "B K M S"]
-    visible: Bool[Array, "B 1 #M S"]
-    weigh: Callable[[Float[Array, "B K M S"]], Float[Array, "B K M D"]]
+    scores: Float[Array, "B K S M"]
+    visible: Bool[Array, "B 1 S #M"]
+    weigh: Callable[[Float[Array, "B K S M"]], Float[Array, "B K M D"]]
 
 
 def mixed_attention_xla(
@@ -47,24 +47,25 @@ def mixed_attention_xla(
     b, t, h, d = q.shape
     heads = layer.recent.k.shape[1]
     group = h // heads
-    # One axis M = (G, T) of queries for each KV head: with two, XLA's CPU backend transposes the keys in memory.
+    # One axis M = (G, T) of queries for each KV head: with two, XLA's CPU backend transposes the keys in memory. Scores
+    # are [S, M], keys first, which it computes faster than [M, S].
     grouped = (q.astype(jnp.float32) * scale).reshape(b, t, heads, group, d)
     grouped = grouped.transpose(0, 2, 3, 1, 4).reshape(b, heads, group * t, d)
 
-    def visible(position: Int[Array, "B S"]) -> Bool[Array, "B 1 #M S"]:
-        keys, queries = position[:, None, :], q_position[:, :, None]
+    def visible(position: Int[Array, "B S"]) -> Bool[Array, "B 1 S #M"]:
+        keys, queries = position[:, :, None], q_position[:, None, :]
         seen = (keys >= 0) & (keys <= queries)
         if window is not None:
             seen &= keys > queries - window
-        return jnp.tile(seen, (1, group if t > 1 else 1, 1))[:, None]
+        return jnp.tile(seen, (1, 1, group if t > 1 else 1))[:, None]
 
     def dense(k: Float[Array, "B K S D"], v: Float[Array, "B K S D"], position: Int[Array, "B S"]) -> Block:
         seen = visible(position)
-        scores = jnp.einsum("bkmd,bksd->bkms", grouped, k.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+        scores = jnp.einsum("bksd,bkmd->bksm", k.astype(jnp.float32), grouped, precision=lax.Precision.HIGHEST)
         return Block(
             jnp.where(seen, scores, MASKED),
             seen,
-            lambda p: jnp.einsum("bkms,bksd->bkmd", p, v.astype(jnp.float32), precision=lax.Precision.HIGHEST),
+            lambda p: jnp.einsum("bksm,bksd->bkmd", p, v.astype(jnp.float32), precision=lax.Precision.HIGHEST),
         )
 
     def low(part: LowPart) -> Block:
@@ -97,26 +98,26 @@ def mixed_attention_xla(
     return out, lse.reshape(b, heads, group, t).transpose(0, 3, 1, 2).reshape(b, t, h)
 
 
-def _low_scores(grouped: Float[Array, "B K M D"], part: LowPart) -> Float[Array, "B K M S"]:
+def _low_scores(grouped: Float[Array, "B K M D"], part: LowPart) -> Float[Array, "B K S M"]:
     width = packed_width(grouped.shape[-1])
     halves = unpack(part.k_codes)
     queries = (grouped[..., :width], grouped[..., width:])
     scores = sum(
         jnp.einsum(
-            "bkmd,bksd->bkms",
-            query,
+            "bksd,bkmd->bksm",
             half[..., : query.shape[-1]].astype(jnp.float32),
+            query,
             precision=lax.Precision.HIGHEST,
         )
         for query, half in zip(queries, halves, strict=True)
     )
-    return scores * part.k_scale.astype(jnp.float32)[:, :, None]
+    return scores * part.k_scale.astype(jnp.float32)[..., None]
 
 
-def _low_values(p: Float[Array, "B K M S"], part: LowPart, head_dim: int) -> Float[Array, "B K M D"]:
-    weights = p * part.v_scale.astype(jnp.float32)[:, :, None]
+def _low_values(p: Float[Array, "B K S M"], part: LowPart, head_dim: int) -> Float[Array, "B K M D"]:
+    weights = p * part.v_scale.astype(jnp.float32)[..., None]
     halves = [
-        jnp.einsum("bkms,bksd->bkmd", weights, half.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+        jnp.einsum("bksm,bksd->bkmd", weights, half.astype(jnp.float32), precision=lax.Precision.HIGHEST)
         for half in unpack(part.v_codes)
     ]
     return jnp.concatenate(halves, axis=-1)[..., :head_dim]
@@ -124,16 +125,16 @@ def _low_values(p: Float[Array, "B K M S"], part: LowPart, head_dim: int) -> Flo
 
 def _softmax(blocks: list[Block]) -> Partial:
     """The partial of several blocks under one maximum."""
-    scores = jnp.concatenate([b.scores for b in blocks], axis=-1)
-    visible = jnp.concatenate([b.visible for b in blocks], axis=-1)
-    m = scores.max(axis=-1)
-    p = jnp.where(visible, jnp.exp(scores - m[..., None]), 0.0)
+    scores = jnp.concatenate([b.scores for b in blocks], axis=2)
+    visible = jnp.concatenate([b.visible for b in blocks], axis=2)
+    m = scores.max(axis=2)
+    p = jnp.where(visible, jnp.exp(scores - m[:, :, None]), 0.0)
     u, start = 0.0, 0
     for block in blocks:
-        stop = start + block.scores.shape[-1]
-        u = u + block.weigh(p[..., start:stop])
+        stop = start + block.scores.shape[2]
+        u = u + block.weigh(p[:, :, start:stop])
         start = stop
-    return Partial(m, p.sum(axis=-1), jnp.asarray(u))
+    return Partial(m, p.sum(axis=2), jnp.asarray(u))
 
 
 def _merge(partials: list[Partial]) -> Partial:
