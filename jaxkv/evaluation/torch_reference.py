@@ -61,8 +61,8 @@ def generate_reference(
     inputs, cache = torch.tensor([list(prompt_ids)]), None
     with torch.inference_mode():
         while True:
-            output = model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache = output.past_key_values
+            output = model(input_ids=inputs, cache=cache, use_cache=True, logits_to_keep=1)
+            cache = output.cache
             matcher.fill_mask(mask)
             logits = output.logits[0, -1].numpy()
             token = int(np.where(_unpack(mask, len(logits)), logits, -np.inf).argmax())

@@ -292,7 +292,12 @@ def test_an_abandoned_run_leaves_a_usable_engine(tiny, calls):
 
 
 def test_allocated_bytes_are_the_buffers(tiny, calls):
-    """SalesforceAIResearch/ThinK#5: savings show in allocated buffers, scales and slot maps counted."""
+    """SalesforceAIResearch/ThinK#5, FasterDecoding/SnapKV#16, jy-yuan/KIVI#36.
+
+    Savings show in allocated buffers, scales and slot maps counted; KV heads are stored, not query heads; the prompt's
+    scratch is bounded and reported.
+    """
+    assert all(x.high_k.shape[1] == 2 for x in Engine(tiny, load_policy("full"), rows=2).state.layers)
     results, engine = run(tiny, load_policy("full"), requests_for(calls), rows=2)
     nbytes = sum(x.nbytes for x in jax.tree.leaves(engine.state))
     assert engine.peak_bytes == nbytes == max(r.cost.allocated_bytes for r in results.values())

@@ -93,6 +93,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_brute_force(name):
+    """sgl-project/sglang#5700: what the op computes is the dequantised reference, scales included."""
     case = {
         "heads": 4,
         "kv_heads": 2,
@@ -211,6 +212,7 @@ def test_the_cache_is_never_dequantised_or_copied_whole():
 
 
 def test_a_forced_implementation_that_is_not_there_raises():
+    """vllm-project/vllm#14221, ggml-org/llama.cpp#28633: what runs is what was asked for, or an error."""
     rng = np.random.default_rng(3)
     layer = make_layer(rng, 1, 2, 8, 64, 0, 4, 68)
     q, kv = jnp.ones((1, 1, 4, 8)), jnp.ones((1, 1, 2, 8))
