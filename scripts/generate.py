@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Annotated, Any
 
 import tyro
@@ -181,22 +181,22 @@ def stream_to(console: Console) -> Callable[[str, Any], None]:
 
 
 def print_profile(steps: Sequence[Any], console: Console) -> None:
-    """Mean milliseconds of each part of a decode step, and what structure costs of it.
+    """Median milliseconds of each part of a decode step, and what structure costs of it.
 
     The parts are timed with the device idle around each, so a step without `--profile`, where the host's part hides
-    behind the device's, is shorter. The first step, which compiles, is left out.
+    behind the device's, is shorter. Steps that compile do not move a median.
     """
     steps = steps[1:]
     if not steps:
         console.print("profile: the answer is too short to time a step")
         return
     parts = {
-        name: 1000 * fmean(getattr(step, name) for step in steps)
+        name: 1000 * median(getattr(step, name) for step in steps)
         for name in ("forward", "grammar", "policy", "sampling")
     }
     step = parts["forward"] + parts["grammar"] + parts["sampling"]
     structure = parts["grammar"] + parts["policy"]
-    console.print(f"decode step, mean of {len(steps)}: {step:.2f} ms")
+    console.print(f"decode step, median of {len(steps)}: {step:.2f} ms")
     console.print(f"  forward pass              {parts['forward']:8.2f} ms")
     console.print(f"  grammar: accept, tags, mask {parts['grammar']:6.2f} ms")
     console.print(f"  policy step and sampling  {parts['sampling']:8.2f} ms, of it the policy {parts['policy']:.2f} ms")

@@ -7,7 +7,7 @@ last, launches their forward pass, follows the grammars while the device works, 
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import numpy as np
 from jaxkv.engine import steps
 from jaxkv.engine.request import Request, prompt_of
 from jaxkv.engine.result import GenerationResult, TokenRecord
-from jaxkv.engine.rows import Row, RowTables
+from jaxkv.engine.rows import Row, RowTables, Slots
 from jaxkv.errors import JaxkvError, RequestError
 from jaxkv.state.kv_state import KVState, allocated_bytes, describe_fault, init_state, pad_capacity
 from jaxkv.state.payload import Cost, KVSpec, group_costs, request_cost
@@ -97,7 +97,11 @@ class Engine:
 
         `on_token(request_id, record)` is called for each generated token once its actions are decided.
         """
-        queue = deque(requests)
+        queue = deque(self._prepare(request) for request in requests)
+        # The state never shrinks: room for the largest request at once compiles once, room by room compiles often.
+        needed = [row.slots_at_admission(self.policy.expected_actions) for row in queue if isinstance(row, Row)]
+        if needed:
+            self._reserve(_largest(needed))
         rows: list[Row | None] = [None] * self.rows
         tables = RowTables(self.rows, self.model, self.policy.max_tags)
         try:
@@ -106,10 +110,11 @@ class Engine:
                 admitted = False
                 for index in range(self.rows):
                     while rows[index] is None and queue:
-                        admitted = True
-                        outcome = self._admit(queue.popleft(), index, tables)
+                        outcome = queue.popleft()
                         if isinstance(outcome, Row):
+                            self._admit(outcome, index, tables)
                             rows[index] = outcome
+                            admitted = True
                         else:
                             yield outcome
                 if not any(rows):
@@ -122,18 +127,22 @@ class Engine:
                 if row is not None:
                     self.state = steps.release_row(self.state, index)
 
-    def _admit(self, request: Request, index: int, tables: RowTables) -> Row | GenerationResult:
-        """Check a request, read its prompt, and put it into a row."""
-        started = time.perf_counter()
+    def _prepare(self, request: Request) -> Row | GenerationResult:
+        """The checked and tokenised request with its prompt's plan, or the result that says why it cannot be served."""
         try:
             prompt = prompt_of(request, self.model, self.policy)
-            matcher = None if request.constraint is None else request.constraint.start()
             actions = self.policy.plan_prompt(len(prompt), prompt)
         except JaxkvError as error:
             return self._failed(request, error)
-        row = Row(request, prompt, actions, matcher, self.policy.window, self.policy.sinks)
+        row = Row(request, prompt, actions, self.policy.window, self.policy.sinks)
         row.limit = min(request.max_new_tokens, self.model.config.context - len(prompt))
-        self._reserve(row.slots_at_admission(self.policy.expected_actions))
+        return row
+
+    def _admit(self, row: Row, index: int, tables: RowTables) -> None:
+        """Run a request's prompt and put it into a row of the state."""
+        started = time.perf_counter()
+        prompt, actions, request = row.prompt, row.prompt_actions, row.request
+        row.matcher = None if request.constraint is None else request.constraint.start()
         length, padded = len(prompt), pad_capacity(len(prompt))
         tokens = np.zeros((1, padded), np.int32)
         tokens[0, :length] = prompt
@@ -147,11 +156,10 @@ class Engine:
             self.state, self.logits, index, k, v, padded_actions, length, prompt_logits
         )
         self.policy_state = self.policy.reset_row(self.policy_state, index)
-        tables.admit(index, request, matcher)
+        tables.admit(index, request, row.matcher)
         self.logits.block_until_ready()
         row.seconds_prefill = time.perf_counter() - started
         row.decode_started = time.perf_counter()
-        return row
 
     def _step(self, rows: list[Row | None], tables: RowTables, on_token: OnToken | None) -> Iterator[GenerationResult]:
         """Sample for every row, finish those that are done, and feed the others' tokens to the next forward pass."""
@@ -183,7 +191,7 @@ class Engine:
         if not fed.any():
             return
         needed = [row.slots_for_next() for row in rows if row is not None]
-        self._reserve(tuple(np.max([n[i] for n in needed], axis=0) for i in range(2)), tight=True)
+        self._reserve(_largest(needed), spare=GROWTH)
 
         clock = time.perf_counter()
         self.logits, self.state = steps.forward(
@@ -252,11 +260,11 @@ class Engine:
         actions.block_until_ready()
         return time.perf_counter() - clock
 
-    def _reserve(self, slots: tuple[Any, Any], tight: bool = False) -> None:
-        """Grow the state where it lacks (high, low) slots in some group; when `tight`, with some room to spare."""
+    def _reserve(self, slots: Slots, spare: int = 0) -> None:
+        """Grow the state where it lacks (high, low) slots in some group, there with room for `spare` more."""
         have = (self.state.high_capacity, self.state.low_capacity)
         want = [
-            [int(w) if w <= h or not tight else int(w) + GROWTH for w, h in zip(*pair, strict=True)]
+            [int(w) + (spare if w > h else 0) for w, h in zip(*pair, strict=True)]
             for pair in zip(slots, have, strict=True)
         ]
         if any(w > h for pair in zip(want, have, strict=True) for w, h in zip(*pair, strict=True)):
@@ -324,6 +332,12 @@ class Engine:
             seconds_prefill=0.0,
             seconds_decode=0.0,
         )
+
+
+def _largest(slots: Sequence[Slots]) -> Slots:
+    """Slots that suffice for each of several needs."""
+    high, low = (np.max([need[i] for need in slots], axis=0) for i in range(2))
+    return high, low
 
 
 def generate(

@@ -26,10 +26,10 @@ class Row:
     request: Request
     prompt: list[int]
     prompt_actions: Int8[np.ndarray, "n C"]
-    matcher: Any
     window: int
     sinks: int
     limit: int = 0
+    matcher: Any = None
     token_ids: list[int] = dataclasses.field(default_factory=list)
     records: list[TokenRecord] = dataclasses.field(default_factory=list)
     seconds_prefill: float = 0.0

