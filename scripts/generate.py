@@ -153,11 +153,11 @@ def main(arguments: Arguments) -> int:
     for result in results:
         if len(results) > 1:
             console.rule(f"conversation {result.request_id}")
-        print_run(result, console, prompt_texts=prompt_texts(model, result))
+        print_run(result, console)
     if arguments.profile:
         print_profile(engine.step_times, console)
     if arguments.html is not None:
-        write_html(results[0], arguments.html, prompt_texts=prompt_texts(model, results[0]), model=model.name)
+        write_html(results[0], arguments.html, model=model.name)
         console.print(f"report: {arguments.html}", markup=False, soft_wrap=True)
     if arguments.run_json is not None:
         total = sum((result.cost for result in results[1:]), results[0].cost)
@@ -201,11 +201,6 @@ def print_profile(steps: Sequence[Any], console: Console) -> None:
     console.print(f"  grammar: accept, tags, mask {parts['grammar']:6.2f} ms")
     console.print(f"  policy step and sampling  {parts['sampling']:8.2f} ms, of it the policy {parts['policy']:.2f} ms")
     console.print(f"  grammar and policy        {structure / step:8.1%} of the step")
-
-
-def prompt_texts(model: Any, result: Any) -> list[str]:
-    """The text of each prompt token, special tokens by their names."""
-    return [model.tokenizer.hf.decode([token], skip_special_tokens=False) for token in result.prompt_ids]
 
 
 def cli(arguments: Sequence[str] | None = None) -> int:

@@ -39,6 +39,7 @@ class GenerationResult:
     finish_reason: str
     error: str | None
     prompt_ids: tuple[int, ...]
+    prompt_texts: tuple[str, ...]
     prompt_actions: Int8[np.ndarray, "n C"]
     cost: Cost
     policy: str

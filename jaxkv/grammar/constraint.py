@@ -58,9 +58,14 @@ class TokenizerLike(Protocol):
         token_bytes: the bytes of each token; b"" for special and unused ones, which no grammar can produce.
     """
 
-    vocab_size: int
-    stop_ids: tuple[int, ...]
-    token_bytes: tuple[bytes, ...]
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def token_bytes(self) -> tuple[bytes, ...]: ...
 
 
 @runtime_checkable

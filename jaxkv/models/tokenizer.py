@@ -51,15 +51,23 @@ class Tokenizer:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
         return self.encode(text)
 
+    def texts(self, ids: Iterable[int]) -> tuple[str, ...]:
+        """Text of each id by itself, special tokens by their names: for showing, not for parsing."""
+        return tuple(self.hf.decode([int(i)], skip_special_tokens=False) for i in ids)
+
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that stand for no text."""
         added = (index for index, token in self.hf.added_tokens_decoder.items() if token.special)
         return frozenset(added) | frozenset(self.hf.all_special_ids)
 
-    @functools.cached_property
+    @property
     def token_bytes(self) -> tuple[bytes, ...]:
         """Raw bytes of each id, b"" for special tokens and for the padding at the end of the vocabulary."""
+        return self._token_bytes
+
+    @functools.cached_property
+    def _token_bytes(self) -> tuple[bytes, ...]:
         table: list[bytes] = [b""] * self.vocab_size
         added = self.hf.added_tokens_decoder
         byte_level = _is_byte_level(self.hf)

@@ -1,7 +1,7 @@
 """Attention over a mixed-precision KV cache: the public op and the choice of its implementation."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal, overload
 
 from jaxtyping import Array, Float, Int
 
@@ -11,6 +11,32 @@ from jaxkv.ops.mixed_attention_xla import mixed_attention_xla
 _IMPLEMENTATIONS: Final[dict[str, Callable[..., tuple[Array, Array]]]] = {"xla": mixed_attention_xla}
 
 
+@overload
+def mixed_attention(
+    q: Array,
+    layer: LayerKV,
+    q_position: Array,
+    *,
+    new_kv: tuple[Array, Array] | None = None,
+    scale: float,
+    window: int | None = None,
+    sink_logits: Array | None = None,
+    implementation: str | None = None,
+    return_lse: Literal[False] = False,
+) -> Array: ...
+@overload
+def mixed_attention(
+    q: Array,
+    layer: LayerKV,
+    q_position: Array,
+    *,
+    new_kv: tuple[Array, Array] | None = None,
+    scale: float,
+    window: int | None = None,
+    sink_logits: Array | None = None,
+    implementation: str | None = None,
+    return_lse: Literal[True],
+) -> tuple[Array, Array]: ...
 def mixed_attention(
     q: Float[Array, "B T H D"],
     layer: LayerKV,
@@ -25,9 +51,8 @@ def mixed_attention(
 ) -> Float[Array, "B T H D"] | tuple[Float[Array, "B T H D"], Float[Array, "B T H"]]:
     """Attend from T new tokens to the compressed cache and, causally, to each other (PASK B.5, Eq. 15).
 
-    T = 1 decodes, with the new token already in the ring of `layer`; T > 1 reads an observation over a compressed
-    cache, with its keys and values in `new_kv`. A key is visible when its position is at most the query's. All
-    partitions share one softmax; scores, statistics and accumulation are float32.
+    T = 1 decodes; T > 1 reads an observation over a compressed cache. A key is visible when its position is at most
+    the query's. All partitions share one softmax; scores, statistics and accumulation are float32.
 
     Args:
       q: queries, rotated. H is a multiple of K; query head h reads KV head h // (H / K).

@@ -1,7 +1,6 @@
 """A run as one HTML file that needs nothing else: no script, no font, no picture from elsewhere."""
 
 import os
-from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -39,7 +38,6 @@ def _template() -> jinja2.Template:
 def render_html(
     result: "GenerationResult",
     *,
-    prompt_texts: Sequence[str] | None = None,
     vocabulary: Any = None,
     model: str = "",
     title: str = "jaxkv run",
@@ -48,13 +46,12 @@ def render_html(
 
     Args:
         result: one generation.
-        prompt_texts: text of each prompt token; without it prompt tokens are shown by id.
         vocabulary: names of the tags; by default the function-call vocabulary.
         model: the model's name, shown when given.
         title: the page's title.
     """
     groups = tuple(result.groups)
-    prompt = prompt_tokens(result, prompt_texts)
+    prompt = prompt_tokens(result)
     answer = answer_tokens(result, vocabulary)
     return _template().render(
         title=title,

@@ -28,7 +28,6 @@ def print_run(
     result: "GenerationResult",
     console: Console,
     *,
-    prompt_texts: Sequence[str] | None = None,
     show_prompt: bool = False,
     vocabulary: Any = None,
 ) -> None:
@@ -37,12 +36,11 @@ def print_run(
     Args:
         result: one generation.
         console: decides width and colour; without colour the letters H, L and - carry the map alone.
-        prompt_texts: text of each prompt token, for `show_prompt`.
         show_prompt: print the prompt's tokens one by one, not only how many have which action.
         vocabulary: names of the tags; by default the function-call vocabulary.
     """
     groups = tuple(result.groups)
-    prompt = prompt_tokens(result, prompt_texts)
+    prompt = prompt_tokens(result)
     answer = answer_tokens(result, vocabulary)
     console.print(Text(f"policy {result.policy}", style="bold"))
     if not result.calibrated:

@@ -76,13 +76,12 @@ def answer_tokens(result: "GenerationResult", vocabulary: Any = None) -> list[To
     ]
 
 
-def prompt_tokens(result: "GenerationResult", texts: Sequence[str] | None = None) -> list[TokenView]:
-    """The prompt's tokens; without their `texts` they are shown by id."""
-    shown = [f"#{token_id}" for token_id in result.prompt_ids] if texts is None else [visible(text) for text in texts]
+def prompt_tokens(result: "GenerationResult") -> list[TokenView]:
+    """The prompt's tokens."""
     return [
-        TokenView(index, int(token_id), text, tuple(int(action) for action in actions))
+        TokenView(index, int(token_id), visible(text), tuple(int(action) for action in actions))
         for index, (token_id, text, actions) in enumerate(
-            zip(result.prompt_ids, shown, result.prompt_actions, strict=True)
+            zip(result.prompt_ids, result.prompt_texts, result.prompt_actions, strict=True)
         )
     ]
 

@@ -50,6 +50,7 @@ def _make_result(**changes: Any) -> SimpleNamespace:
         "finish_reason": "stop",
         "error": None,
         "prompt_ids": (5, 6, 7),
+        "prompt_texts": ("<s>", " b", "c"),
         "prompt_actions": np.array([[2, 2, 2], [1, 1, 0], [2, 2, 2]], np.int8),
         "cost": Cost(
             prefill=3200,

@@ -36,11 +36,11 @@ class Page(HTMLParser):
 @pytest.mark.parametrize("where", ["token", "prompt", "call", "text", "error", "policy", "model", "title", "reason"])
 def test_nothing_a_model_or_user_wrote_becomes_markup(where, make_result, vocabulary):
     result = make_result()
-    options = {"vocabulary": vocabulary, "prompt_texts": ["a", "b", "c"]}
+    options = {"vocabulary": vocabulary}
     if where == "token":
         result = make_result(tokens=(result.tokens[0]._replace(text=HOSTILE),))
     elif where == "prompt":
-        options["prompt_texts"] = [HOSTILE, "b", "c"]
+        result = make_result(prompt_texts=(HOSTILE, "b", "c"))
     elif where == "call":
         result = make_result(calls=[{"name": HOSTILE, "arguments": {HOSTILE: HOSTILE}}])
     elif where == "text":
@@ -68,7 +68,7 @@ def test_the_page_needs_nothing_else(make_result, vocabulary):
 
 
 def test_the_map_shows_each_tokens_action_tags_and_text(make_result, vocabulary):
-    page = Page(render_html(make_result(), vocabulary=vocabulary, prompt_texts=["<s>", " b", "c"]))
+    page = Page(render_html(make_result(), vocabulary=vocabulary))
     assert [letters for _, letters in page.tokens] == [
         *("a2a1a0", "a2a2a2", "a0a0a1", ""),  # the answer, its stop token without actions
         *("a2a2a2", "a1a1a0", "a2a2a2"),  # the prompt

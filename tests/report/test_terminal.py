@@ -69,7 +69,7 @@ def test_markup_of_rich_in_a_token_is_text(make_result, vocabulary):
 
 def test_the_prompt_can_be_shown_token_by_token(make_result, vocabulary):
     def draw(console):
-        print_run(make_result(), console, prompt_texts=["one", "two", "three"], show_prompt=True, vocabulary=vocabulary)
+        print_run(make_result(prompt_texts=("one", "two", "three")), console, show_prompt=True, vocabulary=vocabulary)
 
     lines = [line.split() for line in printed(draw).splitlines()]
     assert ["one", "two", "three"] in lines
