@@ -12,7 +12,7 @@ STAMP := .venv/.installed
 
 demo: $(STAMP)
 	$(BIN)/python scripts/generate.py --tools examples/tools.json --messages examples/messages.json \
-	  --policy structural-prior --html run.html
+	  --policy structural-prior --html run.html --run-json run.json
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

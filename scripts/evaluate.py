@@ -29,7 +29,8 @@ class Bfcl:
 
     Figures, `<policy>.<figure>` over all cases and `<policy>.<category>.<figure>`: correct, total, accuracy;
     ratio_total (scheduled payload of prompt and answer over Full KV's), ratio_prefill, ratio_decode, ratio_live
-    (payload held, summed over decode steps, over Full KV's); allocated_bytes; same_tokens_as_full (share of cases).
+    (payload held, summed over decode steps, over Full KV's); allocated_bytes; same_tokens_as_full (share of cases);
+    and `<policy>.calibrated`, false for a policy whose values were set by hand.
     """
 
     categories: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -134,7 +135,7 @@ def accuracy(
 
     console = output_console(arguments.json)
     model = load_model(arguments.model)
-    finished = {}
+    finished, calibrated = {}, {}
     for name in policies:
         policy = load_policy(name, model, transfer=arguments.transfer)
         config = bfcl_run.run_config(
@@ -153,6 +154,9 @@ def accuracy(
                     on_case=on_case,
                 )
             finished[policy.name] = journal.finished
+        calibrated[policy.name] = policy.calibrated
+        if not policy.calibrated:
+            console.print(f"{policy.name} is not calibrated: its values were set by hand", markup=False)
     if arguments.compare_torch:
         config = bfcl_run.run_config(model, arguments.max_new_tokens, **bfcl_run.reference_versions())
         with Journal(arguments.out / f"{bfcl_run.REFERENCE}.jsonl", config) as journal:
@@ -160,7 +164,7 @@ def accuracy(
             with progress(console, bfcl_run.REFERENCE, len(cases), done) as on_case:
                 bfcl_run.run_reference(model, cases, journal, max_new_tokens=arguments.max_new_tokens, on_case=on_case)
             finished[bfcl_run.REFERENCE] = journal.finished
-    figures = bfcl_run.figures(finished, cases, categories)
+    figures = bfcl_run.figures(finished, cases, categories, calibrated)
     run_record(arguments.out / "run.json", arguments, figures)
     return finish(figures, arguments.json, checks)
 

@@ -154,6 +154,7 @@ def figure_names(
     scopes = ["", *(f"{category}." for category in categories)]
     names = []
     for policy in policies:
+        names.append(f"{policy}.calibrated")
         for scope in scopes:
             names += [f"{policy}.{scope}{name}" for name in (*COUNTED, *RATIOS, "allocated_bytes")]
             if policy != "full" and "full" in policies:
@@ -167,7 +168,10 @@ def figure_names(
 
 
 def figures(
-    finished: Mapping[str, Mapping[str, Mapping[str, Any]]], cases: Sequence[Case], categories: Sequence[str]
+    finished: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    cases: Sequence[Case],
+    categories: Sequence[str],
+    calibrated: Mapping[str, bool],
 ) -> dict[str, Figure]:
     """Flat figures of finished cases, over all of them and for each category.
 
@@ -175,6 +179,7 @@ def figures(
         finished: for every policy, and for `transformers` when it ran, the finished records by case id.
         cases: the cases to count; each is finished in every policy.
         categories: their categories.
+        calibrated: for every policy whether it is calibrated, or set by hand; a figure of its own.
 
     Figures: `correct`, `total`, `accuracy` = correct / total; the four ratios, each a ratio of sums over the cases;
     `allocated_bytes`, the largest; `same_tokens_as_full`, the share of cases whose token ids equal Full KV's; and
@@ -182,6 +187,8 @@ def figures(
     """
     result: dict[str, Figure] = {}
     for policy, records in finished.items():
+        if policy != REFERENCE:
+            result[f"{policy}.calibrated"] = calibrated[policy]
         for category in (None, *categories):
             scope = policy if category is None else f"{policy}.{category}"
             ids = [case.id for case in cases if category in (None, case.category)]

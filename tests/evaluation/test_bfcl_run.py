@@ -17,6 +17,8 @@ from jaxkv.state.payload import Cost
 CASES = load("simple_python", limit=4) + load("multiple", limit=2)
 COST = Cost(prefill=30, prefill_full=100, decode=20, decode_full=60, live=7, live_full=10, allocated_bytes=8)
 
+CALIBRATED = {"full": True, "pask": False}
+
 
 def record(case, correct, token_ids, cost=COST):
     return {
@@ -34,7 +36,10 @@ def test_figures_are_ratios_of_sums_and_come_for_each_category():
     pask = {case.id: record(case, i < 3, [1, 0] if i == 0 else [2, i]) for i, case in enumerate(CASES)}
     pask[CASES[0].id]["cost"] = dataclasses.asdict(double)
     torch = {case.id: record(case, True, [1, i] if i < 5 else [9], None) for i, case in enumerate(CASES)}
-    found = figures({"full": full, "pask": pask, "transformers": torch}, CASES, ["simple_python", "multiple"])
+    found = figures(
+        {"full": full, "pask": pask, "transformers": torch}, CASES, ["simple_python", "multiple"], CALIBRATED
+    )
+    assert (found["full.calibrated"], found["pask.calibrated"]) == (True, False)
     assert (found["full.correct"], found["full.total"], found["full.accuracy"]) == (5, 6, 5 / 6)
     assert (found["pask.correct"], found["pask.simple_python.correct"], found["pask.multiple.correct"]) == (3, 3, 0)
     assert found["pask.ratio_total"] == (60 + 5 * 50) / (100 + 5 * 160)
@@ -58,7 +63,7 @@ def test_the_figures_of_a_run_are_those_announced(policies, reference):
     finished = {name: {case.id: record(case, True, [1]) for case in CASES} for name in names}
     categories = ["simple_python", "multiple"]
     announced = figure_names(policies, categories, reference=reference)
-    assert sorted(figures(finished, CASES, categories)) == sorted(announced)
+    assert sorted(figures(finished, CASES, categories, CALIBRATED)) == sorted(announced)
 
 
 class Killed(BaseException):
@@ -115,7 +120,7 @@ def evaluate(path):
     seen = []
     with Journal(path, {"policy": "full"}) as journal:
         run_policy(None, None, CASES, journal, rows=2, max_new_tokens=160, on_case=seen.append)
-        return figures({"full": journal.finished}, CASES, ["simple_python", "multiple"]), seen
+        return figures({"full": journal.finished}, CASES, ["simple_python", "multiple"], CALIBRATED), seen
 
 
 def test_a_killed_run_goes_on_where_it_stopped(engine, tmp_path):
