@@ -161,9 +161,8 @@ def main(arguments: Arguments) -> int:
         console.print(f"report: {arguments.html}", markup=False, soft_wrap=True)
     if arguments.run_json is not None:
         total = sum((result.cost for result in results[1:]), results[0].cost)
-        figures = {
-            name: getattr(total, name) for name in ("ratio_total", "ratio_prefill", "ratio_decode", "ratio_live")
-        }
+        figures: dict[str, Any] = {name: getattr(total, name) for name in RATIOS}
+        figures["calibrated"] = policy.calibrated
         run_record(arguments.run_json, arguments, figures, seeds=[request.seed for request in requests])
     answers = [result.calls for result in results]
     print(json.dumps(answers if len(answers) > 1 else answers[0], ensure_ascii=False))
