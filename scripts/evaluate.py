@@ -105,12 +105,10 @@ def bfcl(arguments: Bfcl) -> int:
 
 def coverage(arguments: Bfcl, categories: Sequence[str], total: int, checks: Sequence[Check]) -> int:
     from jaxkv.evaluation.bfcl_coverage import grammar_coverage
-    from jaxkv.models.loading import load_model
 
     console = output_console(arguments.json)
-    tokenizer = load_model(arguments.model).tokenizer
     with progress(console, "expected answers", total) as on_case:
-        found = grammar_coverage(categories, tokenizer, limit=arguments.limit, stride=arguments.stride, on_case=on_case)
+        found = grammar_coverage(categories, limit=arguments.limit, stride=arguments.stride, on_case=on_case)
     figures = {}
     for category, one in found.items():
         console.print(f"{category}: {one.accepted} of {one.total} accepted", markup=False)

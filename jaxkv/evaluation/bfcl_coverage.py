@@ -6,12 +6,9 @@ a validator that knows nothing of the grammar.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from jaxkv.evaluation.bfcl import Case, gold_calls, gold_text, json_schema, load
-
-if TYPE_CHECKING:
-    from jaxkv.models.tokenizer import Tokenizer
 
 MAX_CALLS: Final = 8
 """Most calls of one answer in the parallel categories."""
@@ -57,9 +54,20 @@ class Coverage:
         return self.accepted / self.total
 
 
+@dataclass(frozen=True)
+class ByteTokenizer:
+    """A token a byte, and a stop token: whether a grammar accepts a text does not depend on how it is cut."""
+
+    vocab_size: int = 257
+    stop_ids: tuple[int, ...] = (256,)
+    token_bytes: tuple[bytes, ...] = (*(bytes([byte]) for byte in range(256)), b"")
+
+
+BYTES = ByteTokenizer()
+
+
 def grammar_coverage(
     categories: Iterable[str],
-    tokenizer: "Tokenizer",
     *,
     limit: int | None = None,
     stride: int = 1,
@@ -69,7 +77,6 @@ def grammar_coverage(
 
     Args:
         categories: BFCL categories.
-        tokenizer: the tokenizer that the grammars are compiled for; acceptance does not depend on it.
         limit, stride: the selection of `load`.
         on_case: called after each case, for a progress bar.
     """
@@ -82,7 +89,7 @@ def grammar_coverage(
         rejected = []
         for case in cases:
             text = gold_text(case)
-            grammar = FunctionCalls(case.tools, tokenizer, parallel=case.parallel, max_calls=MAX_CALLS)
+            grammar = FunctionCalls(case.tools, BYTES, parallel=case.parallel, max_calls=MAX_CALLS)
             accepted, position, reason = grammar.accepts(text)
             if not accepted:
                 rejected.append(Rejection(case.id, position, reason, text, contradictions(case)))

@@ -1,19 +1,15 @@
 """Expected answers against the grammar: those that fit their schema pass, those that break it stay rejected."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from jaxkv.evaluation import bfcl_coverage
 from jaxkv.evaluation.bfcl import Case, load
 from jaxkv.evaluation.bfcl_coverage import grammar_coverage
 
-BYTES = SimpleNamespace(vocab_size=257, stop_ids=(256,), token_bytes=(*(bytes([i]) for i in range(256)), b""))
-
 
 @pytest.mark.parametrize("category", ["simple_python", "parallel", "live_simple"])
 def test_expected_answers_of_a_sample_are_accepted(category):
-    coverage = grammar_coverage([category], BYTES, stride=25)[category]
+    coverage = grammar_coverage([category], stride=25)[category]
     assert coverage.total >= 8
     assert coverage.rejected == ()
     assert coverage.share == 1
@@ -31,7 +27,7 @@ def test_a_rejected_answer_comes_with_its_place_and_whether_its_schema_agrees(mo
         for name, value in (("good", 1), ("contradicts", "one"))
     ]
     monkeypatch.setattr(bfcl_coverage, "load", lambda *_, **__: cases)
-    coverage = grammar_coverage(["simple_python"], BYTES, on_case=seen.append)["simple_python"]
+    coverage = grammar_coverage(["simple_python"], on_case=seen.append)["simple_python"]
     assert seen == cases
     assert (coverage.total, coverage.accepted, coverage.share) == (2, 1, 0.5)
     (rejection,) = coverage.rejected
@@ -46,6 +42,6 @@ def test_the_answers_known_to_break_their_schema_are_rejected_and_named_so(monke
     chosen = {case.id: case for case in load("parallel_multiple")}
     cases = [chosen["parallel_multiple_21"], chosen["parallel_multiple_94"]]
     monkeypatch.setattr(bfcl_coverage, "load", lambda *_, **__: cases)
-    coverage = grammar_coverage(["parallel_multiple"], BYTES)["parallel_multiple"]
+    coverage = grammar_coverage(["parallel_multiple"])["parallel_multiple"]
     assert [rejection.id for rejection in coverage.rejected] == ["parallel_multiple_21", "parallel_multiple_94"]
     assert all(rejection.contradictions for rejection in coverage.rejected)
