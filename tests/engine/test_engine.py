@@ -302,3 +302,14 @@ def test_allocated_bytes_are_the_buffers(tiny, calls):
     nbytes = sum(x.nbytes for x in jax.tree.leaves(engine.state))
     assert engine.peak_bytes == nbytes == max(r.cost.allocated_bytes for r in results.values())
     assert engine.prefill_scratch_bytes == 2 * 3 * 128 * 2 * 16 * 4, "one padded prompt of 70 tokens, K and V"
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_decode_step_copies_no_partition(tiny, rows):
+    """Attention reads what the step then overwrites: donated buffers are updated in place, with no duplicate."""
+    state = init_state(KVSpec(3, 2, 16), rows=rows, window=4, sinks=2, high_slots=4096, low_slots=4096, dtype="float32")
+    tokens, active = jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
+    memory = steps.forward.lower(tiny, tiny.params, state, tokens, active).compile().memory_analysis()
+    held = sum(x.nbytes for x in jax.tree.leaves(state))
+    assert memory.alias_size_in_bytes >= 0.99 * held
+    assert memory.temp_size_in_bytes - rows * 4 * tiny.config.vocab_size < 0.1 * held
