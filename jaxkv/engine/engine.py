@@ -182,9 +182,7 @@ class Engine:
                 reason = "length"
             if reason is not None:
                 yield self._finish(row, reason, error)
-                rows[index] = None
-                tables.clear(index)
-                self.state = steps.release_row(self.state, index)
+                self._vacate(index, rows, tables)
                 continue
             row.token_ids.append(token)
         fed = np.asarray([row is not None for row in rows])
@@ -206,12 +204,16 @@ class Engine:
             error = self._follow(index, row, tables)
             if error is not None:
                 yield self._finish(row, "error", error)
-                rows[index] = None
-                tables.clear(index)
-                self.state = steps.release_row(self.state, index)
+                self._vacate(index, rows, tables)
         if self.profile:
             grammar_seconds = time.perf_counter() - clock
             self.step_times.append(StepTimes(forward_seconds, grammar_seconds, self._time_policy(tables), 0.0))
+
+    def _vacate(self, index: int, rows: list[Row | None], tables: RowTables) -> None:
+        """Make a finished row inert and free for the next request."""
+        rows[index] = None
+        tables.clear(index)
+        self.state = steps.release_row(self.state, index)
 
     def _follow(self, index: int, row: Row, tables: RowTables) -> str | None:
         """Advance a row's grammar over its newest token and set what the next launch needs; returns an error's text.
