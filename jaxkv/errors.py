@@ -27,3 +27,7 @@ class CapacityError(JaxkvError):
 
 class EvaluationError(JaxkvError):
     """Evaluation data is missing, malformed or of an unknown kind."""
+
+
+class KernelError(JaxkvError):
+    """A GPU kernel was asked for that cannot run, or its configuration is impossible."""

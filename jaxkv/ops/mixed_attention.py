@@ -1,14 +1,15 @@
 """Attention over a mixed-precision KV cache: the public op and the choice of its implementation."""
 
-from collections.abc import Callable
-from typing import Final, Literal, overload
+import functools
+from typing import Literal, overload
 
 from jaxtyping import Array, Float, Int
 
+from jaxkv.ops.implementation import run
 from jaxkv.ops.layer_kv import LayerKV
 from jaxkv.ops.mixed_attention_xla import mixed_attention_xla
-
-_IMPLEMENTATIONS: Final[dict[str, Callable[..., tuple[Array, Array]]]] = {"xla": mixed_attention_xla}
+from jaxkv.pallas.mixed_attention import mixed_attention_triton
+from jaxkv.pallas.triton import obstacle
 
 
 @overload
@@ -62,18 +63,26 @@ def mixed_attention(
       scale: multiplies the scores, usually D ** -0.5.
       window: sliding-window attention; keys at q_position - window and before are invisible.
       sink_logits: one extra logit per head that takes part in the normalisation and has no value.
-      implementation: "xla", or None to choose. A named implementation that cannot run raises.
+      implementation: "xla", "triton" (NVIDIA and AMD GPUs), "triton_interpret" (the kernel's numbers on any device), or
+        None: the kernel on a GPU, else XLA. A named implementation that cannot run raises `KernelError`.
       return_lse: also return the log-sum-exp of each query's scores, float32's finite minimum where nothing is visible.
 
     Returns:
       The output in q's dtype, zeros for a query that sees nothing; with `return_lse`, a pair.
     """
-    name = implementation or "xla"
-    if name not in _IMPLEMENTATIONS:
-        raise ValueError(
-            f"mixed_attention has no implementation '{name}' here; choose one of {sorted(_IMPLEMENTATIONS)} or None"
-        )
     if q.shape[2] % layer.recent.k.shape[1]:
         raise ValueError(f"{q.shape[2]} query heads are not a multiple of {layer.recent.k.shape[1]} KV heads")
-    out, lse = _IMPLEMENTATIONS[name](q, layer, q_position, new_kv, scale, window, sink_logits)
+    options = {"scale": scale, "window": window}
+    out, lse = run(
+        "mixed_attention",
+        implementation,
+        functools.partial(mixed_attention_xla, **options),
+        functools.partial(mixed_attention_triton, **options),
+        obstacle(q.shape[-1], q.dtype, layer.recent.k.dtype),
+        q,
+        layer,
+        q_position,
+        new_kv,
+        sink_logits,
+    )
     return (out, lse) if return_lse else out

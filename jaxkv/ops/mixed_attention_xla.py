@@ -1,7 +1,8 @@
 """`mixed_attention` in plain XLA: what is small in one softmax, the rest block by block.
 
-Full-precision parts of at most BLOCK slots share one concatenated softmax. A longer one, and INT4 always, is read in a
-loop whose carry is the online-softmax triple (max, sum, unnormalised value): one block is dequantised at a time.
+Parts whose float32 intermediates fit in BLOCK_BYTES share one concatenated softmax. A larger one, and INT4 always, is
+read in a loop whose carry is the online-softmax triple (max, sum, unnormalised value): one block is converted to
+float32 at a time.
 """
 
 from collections.abc import Callable
@@ -13,17 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxkv.ops.int4 import packed_width, unpack
 from jaxkv.ops.layer_kv import DensePart, LayerKV, LowPart
+from jaxkv.ops.partials import MASKED, Partial, group_queries, merge, normalize, ungroup
 
-BLOCK: Final = 512
-MASKED: Final = float(jnp.finfo(jnp.float32).min)
-
-
-class Partial(NamedTuple):
-    """One partition's share of a softmax (PASK Eq. 15): score maximum, exponential sum, unnormalised value."""
-
-    m: Float[Array, "B K M"]
-    l: Float[Array, "B K M"]
-    u: Float[Array, "B K M D"]
+BLOCK_BYTES: Final = 8 << 20
 
 
 class Block(NamedTuple):
@@ -39,18 +32,18 @@ def mixed_attention_xla(
     layer: LayerKV,
     q_position: Int[Array, "B T"],
     new_kv: tuple[Float[Array, "B T K D"], Float[Array, "B T K D"]] | None,
+    sink_logits: Float[Array, "H"] | None,
+    *,
     scale: float,
     window: int | None,
-    sink_logits: Float[Array, "H"] | None,
 ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T H"]]:
     """See `mixed_attention`; returns the output and lse."""
-    b, t, h, d = q.shape
+    _, t, h, d = q.shape
     heads = layer.recent.k.shape[1]
     group = h // heads
     # One axis M = (G, T) of queries for each KV head: with two, XLA's CPU backend transposes the keys in memory. Scores
     # are [S, M], keys first, which it computes faster than [M, S].
-    grouped = (q.astype(jnp.float32) * scale).reshape(b, t, heads, group, d)
-    grouped = grouped.transpose(0, 2, 3, 1, 4).reshape(b, heads, group * t, d)
+    grouped = group_queries(q.astype(jnp.float32) * scale, heads)
 
     def visible(position: Int[Array, "B S"]) -> Bool[Array, "B 1 S #M"]:
         keys, queries = position[:, :, None], q_position[:, None, :]
@@ -79,7 +72,7 @@ def mixed_attention_xla(
         joined.append(dense(new_kv[0].swapaxes(1, 2), new_kv[1].swapaxes(1, 2), q_position))
     partials = []
     if slots := layer.high.position.shape[1]:
-        if slots <= BLOCK:
+        if slots <= _block_slots(layer.high, grouped):
             joined.append(dense(layer.high.k, layer.high.v, layer.high.position))
         else:
             partials.append(_loop(layer.high, grouped, lambda x: dense(x.k, x.v, x.position)))
@@ -87,15 +80,8 @@ def mixed_attention_xla(
         partials.append(_loop(layer.low, grouped, low))
     partials.append(_softmax(joined))
 
-    m, l, u = _merge(partials)
-    if sink_logits is not None:
-        sink = jnp.repeat(sink_logits.astype(jnp.float32).reshape(heads, group), t, axis=1)[None]
-        top = jnp.maximum(m, sink)
-        l, u, m = l * jnp.exp(m - top) + jnp.exp(sink - top), u * jnp.exp(m - top)[..., None], top
-    out = u / jnp.maximum(l, jnp.finfo(jnp.float32).tiny)[..., None]
-    lse = jnp.where(l > 0, m + jnp.log(jnp.maximum(l, jnp.finfo(jnp.float32).tiny)), MASKED)
-    out = out.reshape(b, heads, group, t, d).transpose(0, 3, 1, 2, 4).reshape(b, t, h, d).astype(q.dtype)
-    return out, lse.reshape(b, heads, group, t).transpose(0, 3, 1, 2).reshape(b, t, h)
+    out, lse = normalize(_merge(partials), sink_logits, t)
+    return ungroup(out, t).astype(q.dtype), ungroup(lse, t)
 
 
 def _low_scores(grouped: Float[Array, "B K M D"], part: LowPart) -> Float[Array, "B K S M"]:
@@ -115,9 +101,11 @@ def _low_scores(grouped: Float[Array, "B K M D"], part: LowPart) -> Float[Array,
 
 
 def _low_values(p: Float[Array, "B K S M"], part: LowPart, head_dim: int) -> Float[Array, "B K M D"]:
-    weights = p * part.v_scale.astype(jnp.float32)[..., None]
+    # Turned before it is scaled, so that the transposition is not folded into the product: XLA's CPU backend has a fast
+    # kernel for [M, S] times [S, P] only.
+    weights = p.swapaxes(2, 3) * part.v_scale.astype(jnp.float32)[:, :, None]
     halves = [
-        jnp.einsum("bksm,bksd->bkmd", weights, half.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+        jnp.einsum("bkms,bksd->bkmd", weights, half.astype(jnp.float32), precision=lax.Precision.HIGHEST)
         for half in unpack(part.v_codes)
     ]
     return jnp.concatenate(halves, axis=-1)[..., :head_dim]
@@ -138,14 +126,17 @@ def _softmax(blocks: list[Block]) -> Partial:
 
 
 def _merge(partials: list[Partial]) -> Partial:
-    """One normalisation over disjoint partials (PASK Eq. 15); empty ones have l = 0, u = 0 and contribute nothing."""
     if len(partials) == 1:
         return partials[0]
-    m = jnp.stack([p.m for p in partials]).max(axis=0)
-    weights = [jnp.exp(p.m - m) for p in partials]
-    l = sum(w * p.l for w, p in zip(weights, partials, strict=True))
-    u = sum(w[..., None] * p.u for w, p in zip(weights, partials, strict=True))
-    return Partial(m, jnp.asarray(l), jnp.asarray(u))
+    return merge(Partial(*map(jnp.stack, zip(*partials, strict=True))), axis=0)
+
+
+def _block_slots(part: DensePart | LowPart, grouped: Float[Array, "B K M D"]) -> int:
+    """Slots whose scores, and keys if they are converted, take BLOCK_BYTES in float32: what stays in a CPU's cache."""
+    b, heads, queries, d = grouped.shape
+    converted = isinstance(part, LowPart) or part.k.dtype != jnp.float32
+    width = queries + (d if converted else 0)
+    return max(64, BLOCK_BYTES // (4 * b * heads * width))
 
 
 def _loop(part: DensePart | LowPart, grouped: Float[Array, "B K M D"], read: Callable[..., Block]) -> Partial:
@@ -155,7 +146,7 @@ def _loop(part: DensePart | LowPart, grouped: Float[Array, "B K M D"], read: Cal
     """
     slots = part.position.shape[1]
     # Never a single block: XLA would drop the loop and dequantise every layer's block at once, up front.
-    size = min(BLOCK, -(-slots // 2))
+    size = min(_block_slots(part, grouped), -(-slots // 2))
     empty = Partial(jnp.full(grouped.shape[:3], MASKED), jnp.zeros(grouped.shape[:3]), jnp.zeros(grouped.shape))
     fields = {name: getattr(part, name) for name in part.__dataclass_fields__}
 

@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxkv.errors import KernelError
+from jaxkv.ops import mixed_attention_xla
 from jaxkv.ops.layer_kv import DensePart, LayerKV, LowPart
 from jaxkv.ops.mixed_attention import mixed_attention
-from jaxkv.ops.mixed_attention_xla import BLOCK
 from jaxkv.state.quantization import dequantize, quantize
 
+BLOCK = 64  # slots a block of the XLA implementation, in these tests
 attend = jax.jit(mixed_attention, static_argnames=("scale", "window", "implementation", "return_lse"))
 
 
@@ -69,6 +71,11 @@ def brute_force(q, layer, q_position, new_kv, scale, window=None, sink_logits=No
         out[b, t, h] = weights @ v[b, g][seen] / total
         lse[b, t, h] = top + np.log(total)
     return out, lse
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(mixed_attention_xla, "BLOCK_BYTES", 1)  # the smallest block: 64 slots
 
 
 CASES = {
@@ -216,8 +223,8 @@ def test_a_forced_implementation_that_is_not_there_raises():
     rng = np.random.default_rng(3)
     layer = make_layer(rng, 1, 2, 8, 64, 0, 4, 68)
     q, kv = jnp.ones((1, 1, 4, 8)), jnp.ones((1, 1, 2, 8))
-    for name in ("triton", "cuda"):
-        with pytest.raises(ValueError, match=f"no implementation '{name}'"):
+    for name, reason in (("cuda", "no implementation 'cuda'"), ("triton", "head width 8")):
+        with pytest.raises(KernelError, match=reason):
             mixed_attention(q, layer, jnp.full((1, 1), 68), new_kv=(kv, kv), scale=1.0, implementation=name)
     with pytest.raises(ValueError, match="not a multiple"):
         mixed_attention(jnp.ones((1, 1, 3, 8)), layer, jnp.full((1, 1), 68), new_kv=(kv, kv), scale=1.0)
