@@ -13,6 +13,7 @@ _EXPORTS = {
     "load_model": "jaxkv.models",
     "load_policy": "jaxkv.policies.registry",
     "mixed_attention": "jaxkv.ops.mixed_attention",
+    "quantize": "jaxkv.ops.quantize",
     "tool_messages": "jaxkv.prompting",
 }
 __all__ = sorted(_EXPORTS)

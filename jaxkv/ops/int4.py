@@ -3,9 +3,13 @@
 Unpacking is two contiguous halves with no interleave, which both XLA and Triton lower to cheap shifts.
 """
 
+from typing import Final
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int8, UInt8
+
+SMALLEST_SCALE: Final = 2.0**-24  # FP16's smallest positive value
 
 
 def packed_width(head_dim: int) -> int:

@@ -25,10 +25,10 @@ MAXIMUM_HEAD_DIM: Final = 256
 DTYPES: Final = ("float32", "bfloat16", "float16")
 
 
-def obstacle(head_dim: int, *dtypes: Any) -> str | None:
-    """Why the kernels cannot handle a head width or a dtype; None when they can."""
-    if not 2 * MINIMUM_DOT <= head_dim <= MAXIMUM_HEAD_DIM:
-        return f"head width {head_dim} is outside {2 * MINIMUM_DOT} to {MAXIMUM_HEAD_DIM}"
+def obstacle(head_dim: int, *dtypes: Any, least: int = 2 * MINIMUM_DOT) -> str | None:
+    """Why a kernel for head widths from `least` cannot handle this one, or a dtype; None when it can."""
+    if not least <= head_dim <= MAXIMUM_HEAD_DIM:
+        return f"head width {head_dim} is outside {least} to {MAXIMUM_HEAD_DIM}"
     other = [str(dtype) for dtype in dtypes if str(dtype) not in DTYPES]
     return f"dtype {other[0]} is not one of {', '.join(DTYPES)}" if other else None
 

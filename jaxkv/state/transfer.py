@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Int8
 
 from jaxkv.errors import CapacityError
+from jaxkv.ops.quantize import quantize
 from jaxkv.state.actions import HIGH, LOW
 from jaxkv.state.kv_state import (
     EMPTY,
@@ -25,7 +26,6 @@ from jaxkv.state.kv_state import (
     pad_capacity,
     used_slots,
 )
-from jaxkv.state.quantization import quantize
 
 RowIndex = int | Int[Array, ""]
 

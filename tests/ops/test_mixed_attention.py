@@ -12,7 +12,7 @@ from jaxkv.errors import KernelError
 from jaxkv.ops import mixed_attention_xla
 from jaxkv.ops.layer_kv import DensePart, LayerKV, LowPart
 from jaxkv.ops.mixed_attention import mixed_attention
-from jaxkv.state.quantization import dequantize, quantize
+from jaxkv.ops.quantize import dequantize, quantize
 
 BLOCK = 64  # slots a block of the XLA implementation, in these tests
 attend = jax.jit(mixed_attention, static_argnames=("scale", "window", "implementation", "return_lse"))

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxkv.errors import CapacityError
+from jaxkv.ops.quantize import quantize
 from jaxkv.state.actions import HIGH, LOW, RELEASE
 from jaxkv.state.kv_state import allocated_bytes, describe_fault, init_state, pad_capacity
 from jaxkv.state.payload import KVSpec
-from jaxkv.state.quantization import quantize
 from jaxkv.state.transfer import (
     append,
     compact,

@@ -1,4 +1,6 @@
-"""INT4 rows against the paper's rule (PASK B.5), written again in numpy."""
+"""INT4 vectors against the paper's rule (PASK B.5), written again in numpy."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxkv.errors import KernelError
 from jaxkv.ops.int4 import pack, packed_width, unpack
-from jaxkv.state.quantization import SMALLEST_SCALE, dequantize, quantize
+from jaxkv.ops.quantize import SMALLEST_SCALE, dequantize, quantize
 
 
 def reference(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -72,3 +75,46 @@ def test_dimensions_d_and_d_plus_half_share_a_byte():
 def test_a_scale_beyond_fp16_is_visible():
     _, scale = quantize(jnp.full((1, 4), 7 * 65536.0))
     assert np.isinf(np.asarray(scale))[0]
+
+
+def awkward_vectors(head_dim: int) -> np.ndarray:
+    """Every magnitude from subnormal to the largest, zeros, one value alone, and quotients that are exact ties."""
+    rng = np.random.default_rng(head_dim)
+    magnitude = 10.0 ** rng.uniform(-44, 38, (150, 1))
+    x = rng.standard_normal((150, head_dim)) * magnitude
+    x[0] = 0
+    x[1, 1:] = 0
+    x[2] = np.arange(head_dim) % 15 - 7
+    x[3] = x[2] / 2
+    x[3, 0] = 7
+    x[4] = x[3] * 2.0**-20
+    x[5] = 2.0**-24 * (np.arange(head_dim) % 15 - 7) / 2  # the smallest scale
+    x[6] = 1e-44
+    x[7] = 65504 * 7
+    x[8] = 3e38
+    return np.clip(x, -3e38, 3e38).astype(np.float32).reshape(3, 50, head_dim)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [1, 7, 64, 80, 255])
+def test_the_kernel_equals_xla_bit_for_bit(head_dim, dtype):
+    x = jnp.asarray(awkward_vectors(head_dim), dtype)
+    xla, kernel = [jax.jit(functools.partial(quantize, implementation=name))(x) for name in ("xla", "triton_interpret")]
+    for want, got in zip(xla, kernel, strict=True):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        np.testing.assert_array_equal(np.asarray(got).view(np.uint8), np.asarray(want).view(np.uint8))
+    assert np.isinf(np.asarray(kernel[1])).any()
+
+
+def test_an_empty_partition_has_no_vectors():
+    codes, scale = quantize(jnp.zeros((2, 3, 0, 64)), implementation="triton_interpret")
+    assert (codes.shape, scale.shape) == ((2, 3, 0, 32), (2, 3, 0))
+
+
+def test_a_forced_kernel_that_cannot_run_raises():
+    for x, reason in (
+        (jnp.ones((2, 300)), "head width 300 is outside 1 to 256"),
+        (jnp.ones((2, 64)), "needs an NVIDIA"),
+    ):
+        with pytest.raises(KernelError, match=reason):
+            quantize(x, implementation="triton")
