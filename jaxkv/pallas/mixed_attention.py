@@ -1,9 +1,7 @@
 """`mixed_attention` as a split-KV Pallas Triton kernel.
 
 One program reads, for one row, one KV head, one tile of queries and one of N splits, its share of every partition, and
-leaves the partial (max, sum, unnormalised value) of an online softmax (PASK Eq. 15); XLA merges the N partials. A
-vector is read as its two halves of P = ceil(D/2) dimensions, because that is how INT4 packs it: no interleaving, and
-widths that are no power of two need a mask only.
+leaves the partial (max, sum, unnormalised value) of an online softmax (PASK Eq. 15); XLA merges the N partials.
 
 Routes, by the number M = G T of queries that share a KV head: one (decoding, as many KV heads as query heads) is
 multiplied elementwise in float32; GQA-2, GQA-4 and any other group is padded to a tile of 16 rows for the tensor cores;
@@ -20,11 +18,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
-from jaxkv.ops.int4 import packed_width
 from jaxkv.ops.layer_kv import LayerKV, LowPart
 from jaxkv.ops.partials import MASKED, Partial, group_queries, merge, normalize, ungroup
 from jaxkv.pallas import triton
 from jaxkv.pallas.configs import Config, load_config, splits_for
+from jaxkv.pallas.halves import Halves
 
 
 class _Part(NamedTuple):
@@ -130,31 +128,21 @@ def _kernel(*refs: Any, parts: Sequence[_Part], tile: _Tile) -> None:
     q_ref, q_position_ref, *inputs, m_ref, l_ref, u_ref = refs
     program, split, start = pl.program_id(0), pl.program_id(1), pl.program_id(2) * tile.rows
     row, head = program // tile.kv_heads, program % tile.kv_heads
-    width = packed_width(tile.head_dim)
-    dims = jnp.arange(pl.next_power_of_2(width))
+    halves = Halves(tile.head_dim)
     queries = start + jnp.arange(tile.rows)
     real = queries < q_ref.shape[2]
-    inside = (dims < width, dims + width < tile.head_dim)  # of the lower and the upper half
-
-    q = [
-        triton.load(
-            q_ref.at[row, head, queries[:, None], (dims + half * width)[None, :]],
-            mask=real[:, None] & inside[half][None, :],
-            other=0.0,
-        ).astype(tile.dtype)
-        for half in range(2)
-    ]
+    q = [half.astype(tile.dtype) for half in halves.load(q_ref, (row, head, queries[:, None]), real)]
     q_position = triton.load(q_position_ref.at[row, queries], mask=real, other=-1)
     elementwise = tile.rows == 1
 
-    def score(halves: Sequence[Array]) -> Array:
+    def score(k: Sequence[Array]) -> Array:
         if elementwise:
             products = [
                 jnp.sum(a.astype(jnp.float32)[:, None, :] * x.astype(jnp.float32)[None, :, :], axis=2)
-                for a, x in zip(q, halves, strict=True)
+                for a, x in zip(q, k, strict=True)
             ]
         else:
-            products = [triton.dot(a, x.astype(tile.dtype).T) for a, x in zip(q, halves, strict=True)]
+            products = [triton.dot(a, x.astype(tile.dtype).T) for a, x in zip(q, k, strict=True)]
         return products[0] + products[1]
 
     def weigh(p: Array, half: Array) -> Array:
@@ -164,15 +152,8 @@ def _kernel(*refs: Any, parts: Sequence[_Part], tile: _Tile) -> None:
 
     def read(ref: Any, part: _Part, slots: Array, valid: Array) -> list[Array]:
         """The two halves of a block's vectors, codes of INT4 as small numbers."""
-
-        def at(columns: Array, inner: Array) -> Array:
-            index = (row, slots[:, None], head) if part.token_major else (row, head, slots[:, None])
-            return triton.load(ref.at[*index, columns[None, :]], mask=valid[:, None] & inner[None, :], other=0)
-
-        if part.low:
-            wide = at(dims, inside[0]).astype(jnp.int32)
-            return [lax.shift_right_arithmetic(lax.shift_left(wide, shift), 28) for shift in (28, 24)]
-        return [at(dims + half * width, inside[half]) for half in range(2)]
+        index = (row, slots[:, None], head) if part.token_major else (row, head, slots[:, None])
+        return halves.load_int4(ref, index, valid) if part.low else halves.load(ref, index, valid)
 
     def fold(part: _Part, part_refs: Sequence[Any], carry: tuple[Array, ...]) -> tuple[Array, ...]:
         if part.low:
@@ -215,24 +196,19 @@ def _kernel(*refs: Any, parts: Sequence[_Part], tile: _Tile) -> None:
 
         return lax.fori_loop(0, blocks, body, carry)
 
-    statistic, value = (tile.rows,), (tile.rows, dims.shape[0])
+    statistic, half = (tile.rows,), (tile.rows, halves.dims.shape[0])
     carry = (
         jnp.full(statistic, MASKED, jnp.float32),
         jnp.zeros(statistic, jnp.float32),
-        jnp.zeros(value, jnp.float32),
-        jnp.zeros(value, jnp.float32),
+        jnp.zeros(half, jnp.float32),
+        jnp.zeros(half, jnp.float32),
     )
     for part in parts:
         count = (5 if part.low else 3) + part.shared
         carry = fold(part, inputs[:count], carry)
         inputs = inputs[count:]
 
-    m, l, *halves = carry
+    m, l, *value = carry
     triton.store(m_ref.at[row, head, split, queries], m, mask=real)
     triton.store(l_ref.at[row, head, split, queries], l, mask=real)
-    for half in range(2):
-        triton.store(
-            u_ref.at[row, head, split, queries[:, None], (dims + half * width)[None, :]],
-            halves[half],
-            mask=real[:, None] & inside[half][None, :],
-        )
+    halves.store(u_ref, (row, head, split, queries[:, None]), real, value)
