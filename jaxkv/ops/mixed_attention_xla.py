@@ -1,22 +1,21 @@
 """`mixed_attention` in plain XLA: what is small in one softmax, the rest block by block.
 
-Parts whose float32 intermediates fit in BLOCK_BYTES share one concatenated softmax. A larger one, and INT4 always, is
+Parts whose float32 intermediates fit in a block share one concatenated softmax. A larger one, and INT4 always, is
 read in a loop whose carry is the online-softmax triple (max, sum, unnormalised value): one block is converted to
 float32 at a time.
 """
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxkv.ops.int4 import packed_width, unpack
-from jaxkv.ops.layer_kv import DensePart, LayerKV, LowPart
+from jaxkv.ops.blocks import PartT, block_slots, dense_scores, fold, low_scores, visible
+from jaxkv.ops.int4 import unpack
+from jaxkv.ops.layer_kv import LayerKV, LowPart
 from jaxkv.ops.partials import MASKED, Partial, group_queries, merge, normalize, ungroup
-
-BLOCK_BYTES: Final = 8 << 20
 
 
 class Block(NamedTuple):
@@ -45,16 +44,9 @@ def mixed_attention_xla(
     # are [S, M], keys first, which it computes faster than [M, S].
     grouped = group_queries(q.astype(jnp.float32) * scale, heads)
 
-    def visible(position: Int[Array, "B S"]) -> Bool[Array, "B 1 S #M"]:
-        keys, queries = position[:, :, None], q_position[:, None, :]
-        seen = (keys >= 0) & (keys <= queries)
-        if window is not None:
-            seen &= keys > queries - window
-        return jnp.tile(seen, (1, 1, group if t > 1 else 1))[:, None]
-
     def dense(k: Float[Array, "B K S D"], v: Float[Array, "B K S D"], position: Int[Array, "B S"]) -> Block:
-        seen = visible(position)
-        scores = jnp.einsum("bksd,bkmd->bksm", k.astype(jnp.float32), grouped, precision=lax.Precision.HIGHEST)
+        seen = visible(position, q_position, group, window)
+        scores = dense_scores(grouped, k)
         return Block(
             jnp.where(seen, scores, MASKED),
             seen,
@@ -62,8 +54,8 @@ def mixed_attention_xla(
         )
 
     def low(part: LowPart) -> Block:
-        seen = visible(part.position)
-        scores = jnp.where(seen, _low_scores(grouped, part), MASKED)
+        seen = visible(part.position, q_position, group, window)
+        scores = jnp.where(seen, low_scores(grouped, part), MASKED)
         return Block(scores, seen, lambda p: _low_values(p, part, d))
 
     joined = [dense(layer.recent.k, layer.recent.v, layer.recent.position)]
@@ -72,32 +64,16 @@ def mixed_attention_xla(
         joined.append(dense(new_kv[0].swapaxes(1, 2), new_kv[1].swapaxes(1, 2), q_position))
     partials = []
     if slots := layer.high.position.shape[1]:
-        if slots <= _block_slots(layer.high, grouped):
+        if slots <= block_slots(layer.high, grouped):
             joined.append(dense(layer.high.k, layer.high.v, layer.high.position))
         else:
-            partials.append(_loop(layer.high, grouped, lambda x: dense(x.k, x.v, x.position)))
+            partials.append(_online(layer.high, grouped, lambda x: dense(x.k, x.v, x.position)))
     if layer.low.position.shape[1]:
-        partials.append(_loop(layer.low, grouped, low))
+        partials.append(_online(layer.low, grouped, low))
     partials.append(_softmax(joined))
 
     out, lse = normalize(_merge(partials), sink_logits, t)
     return ungroup(out, t).astype(q.dtype), ungroup(lse, t)
-
-
-def _low_scores(grouped: Float[Array, "B K M D"], part: LowPart) -> Float[Array, "B K S M"]:
-    width = packed_width(grouped.shape[-1])
-    halves = unpack(part.k_codes)
-    queries = (grouped[..., :width], grouped[..., width:])
-    scores = sum(
-        jnp.einsum(
-            "bksd,bkmd->bksm",
-            half[..., : query.shape[-1]].astype(jnp.float32),
-            query,
-            precision=lax.Precision.HIGHEST,
-        )
-        for query, half in zip(queries, halves, strict=True)
-    )
-    return scores * part.k_scale.astype(jnp.float32)[..., None]
 
 
 def _low_values(p: Float[Array, "B K S M"], part: LowPart, head_dim: int) -> Float[Array, "B K M D"]:
@@ -131,33 +107,7 @@ def _merge(partials: list[Partial]) -> Partial:
     return merge(Partial(*map(jnp.stack, zip(*partials, strict=True))), axis=0)
 
 
-def _block_slots(part: DensePart | LowPart, grouped: Float[Array, "B K M D"]) -> int:
-    """Slots whose scores, and keys if they are converted, take BLOCK_BYTES in float32: what stays in a CPU's cache."""
-    b, heads, queries, d = grouped.shape
-    converted = isinstance(part, LowPart) or part.k.dtype != jnp.float32
-    width = queries + (d if converted else 0)
-    return max(64, BLOCK_BYTES // (4 * b * heads * width))
-
-
-def _loop(part: DensePart | LowPart, grouped: Float[Array, "B K M D"], read: Callable[..., Block]) -> Partial:
-    """Fold `read` over blocks of a partition.
-
-    The last block starts early enough to be whole; what it repeats is unseen.
-    """
-    slots = part.position.shape[1]
-    # Never a single block: XLA would drop the loop and dequantise every layer's block at once, up front.
-    size = min(_block_slots(part, grouped), -(-slots // 2))
+def _online(part: PartT, grouped: Float[Array, "B K M D"], read: Callable[[PartT], Block]) -> Partial:
+    """The partial of a partition, block by block."""
     empty = Partial(jnp.full(grouped.shape[:3], MASKED), jnp.zeros(grouped.shape[:3]), jnp.zeros(grouped.shape))
-    fields = {name: getattr(part, name) for name in part.__dataclass_fields__}
-
-    def body(i: Array, carry: Partial) -> Partial:
-        start = jnp.minimum(i * size, slots - size)
-        block = {
-            name: lax.dynamic_slice_in_dim(x, start, size, axis=1 if name == "position" else 2)
-            for name, x in fields.items()
-        }
-        fresh = start + jnp.arange(size) >= i * size
-        block["position"] = jnp.where(fresh, block["position"], -1)
-        return _merge([carry, _softmax([read(type(part)(**block))])])
-
-    return lax.fori_loop(0, -(-slots // size), body, empty)
+    return fold(part, grouped, lambda carry, block, _: _merge([carry, _softmax([read(block)])]), empty)

@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 MASKED: Final = float(jnp.finfo(jnp.float32).min)
 _TINY: Final = float(jnp.finfo(jnp.float32).tiny)
@@ -32,6 +32,14 @@ def ungroup(x: Float[Array, "B K M *D"], tokens: int) -> Float[Array, "B T H *D"
     b, kv_heads, m, *d = x.shape
     order = (0, 3, 1, 2, 4)[: 4 + len(d)]
     return x.reshape(b, kv_heads, m // tokens, tokens, *d).transpose(order).reshape(b, tokens, -1, *d)
+
+
+def probabilities(scores: Float[Array, "*N"], lse: Float[Array, "*#N"], seen: Bool[Array, "*#N"]) -> Float[Array, "*N"]:
+    """Attention probabilities whose normalisation is known, exp(score - lse); 0 where unseen.
+
+    A query whose lse is MASKED saw nothing.
+    """
+    return jnp.exp(jnp.where(seen & (lse > MASKED), scores - lse, MASKED))
 
 
 def merge(stacked: Partial, axis: int) -> Partial:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxkv.errors import KernelError
-from jaxkv.ops import mixed_attention_xla
+from jaxkv.ops import blocks
 from jaxkv.ops.layer_kv import DensePart, LayerKV, LowPart
 from jaxkv.ops.mixed_attention import mixed_attention
 from jaxkv.ops.quantize import dequantize, quantize
@@ -75,7 +75,7 @@ def brute_force(q, layer, q_position, new_kv, scale, window=None, sink_logits=No
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(mixed_attention_xla, "BLOCK_BYTES", 1)  # the smallest block: 64 slots
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)  # the smallest block: 64 slots
 
 
 CASES = {

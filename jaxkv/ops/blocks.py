@@ -1,0 +1,87 @@
+"""A partition read block by block in XLA, so that no more than BLOCK_BYTES of it are float32 at a time."""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxkv.ops.int4 import packed_width, unpack
+from jaxkv.ops.layer_kv import DensePart, LowPart
+
+BLOCK_BYTES: Final = 8 << 20
+Carry = TypeVar("Carry")
+PartT = TypeVar("PartT", bound=DensePart | LowPart)
+
+
+def visible(
+    position: Int[Array, "B S"], q_position: Int[Array, "B T"], group: int, window: int | None
+) -> Bool[Array, "B 1 S #M"]:
+    """Which slots each query sees: occupied, at most its own position, and within `window` of it. M = (G, T)."""
+    keys, queries = position[:, :, None], q_position[:, None, :]
+    seen = (keys >= 0) & (keys <= queries)
+    if window is not None:
+        seen &= keys > queries - window
+    return jnp.tile(seen, (1, 1, group if q_position.shape[1] > 1 else 1))[:, None]
+
+
+def dense_scores(grouped: Float[Array, "B K M D"], k: Float[Array, "B K S D"]) -> Float[Array, "B K S M"]:
+    """Products of queries, scaled before, and keys; keys first, which XLA's CPU backend computes faster."""
+    return jnp.einsum("bksd,bkmd->bksm", k.astype(jnp.float32), grouped, precision=lax.Precision.HIGHEST)
+
+
+def low_scores(grouped: Float[Array, "B K M D"], part: LowPart) -> Float[Array, "B K S M"]:
+    """The same of INT4 keys: their codes' products, scaled."""
+    width = packed_width(grouped.shape[-1])
+    halves = unpack(part.k_codes)
+    queries = (grouped[..., :width], grouped[..., width:])
+    scores = sum(
+        dense_scores(query, half[..., : query.shape[-1]].astype(jnp.float32))
+        for query, half in zip(queries, halves, strict=True)
+    )
+    return scores * part.k_scale.astype(jnp.float32)[..., None]
+
+
+def block_slots(part: DensePart | LowPart, grouped: Float[Array, "B K M D"]) -> int:
+    """Slots whose scores, and keys if they are converted, take BLOCK_BYTES in float32: what stays in a CPU's cache."""
+    b, heads, queries, d = grouped.shape
+    converted = isinstance(part, LowPart) or part.k.dtype != jnp.float32
+    width = queries + (d if converted else 0)
+    return max(64, BLOCK_BYTES // (4 * b * heads * width))
+
+
+def fold(
+    part: PartT,
+    grouped: Float[Array, "B K M D"],
+    step: Callable[[Carry, PartT, Int[Array, ""]], Carry],
+    carry: Carry,
+) -> Carry:
+    """`step` over the blocks of a partition, each with the slot at which it starts.
+
+    The last block starts early enough to be whole; what it repeats is unseen (position -1).
+    """
+    slots = part.position.shape[1]
+    # Never a single block: XLA would drop the loop and dequantise every layer's block at once, up front.
+    size = min(block_slots(part, grouped), -(-slots // 2))
+    # 16-bit floats are sliced as integers: XLA's CPU backend slices floats in float32, so it would convert the whole
+    # partition before the loop.
+    dtypes = {name: getattr(part, name).dtype for name in part.__dataclass_fields__}
+    fields = {
+        name: lax.bitcast_convert_type(getattr(part, name), jnp.uint16) if dtype.itemsize == 2 else getattr(part, name)
+        for name, dtype in dtypes.items()
+    }
+
+    def body(i: Array, carry: Carry) -> Carry:
+        start = jnp.minimum(i * size, slots - size)
+        block = {
+            name: lax.bitcast_convert_type(
+                lax.dynamic_slice_in_dim(x, start, size, axis=1 if name == "position" else 2), dtypes[name]
+            )
+            for name, x in fields.items()
+        }
+        fresh = start + jnp.arange(size) >= i * size
+        block["position"] = jnp.where(fresh, block["position"], -1)
+        return step(carry, type(part)(**block), start)
+
+    return lax.fori_loop(0, -(-slots // size), body, carry)
