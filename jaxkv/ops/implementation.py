@@ -1,4 +1,4 @@
-"""The choice between the implementations of an op: plain XLA, or a Pallas Triton kernel."""
+"""The choice between the implementations of an op: plain XLA, or a Pallas kernel."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -9,6 +9,7 @@ from jax import lax
 from jaxkv.errors import KernelError
 
 IMPLEMENTATIONS: Final = ("xla", "triton", "triton_interpret")
+MOSAIC_GPU: Final = ("mosaic_gpu", "mosaic_gpu_interpret")
 
 
 def compiles_for_gpu() -> bool:
@@ -24,6 +25,7 @@ def run(
     triton: Callable[..., Any],
     obstacle: str | None,
     *operands: Any,
+    mosaic_gpu: Callable[..., Any] | None = None,
 ) -> Any:
     """Apply the implementation that is asked for, or the fastest that can run, to `operands` (pytrees of arrays).
 
@@ -33,6 +35,8 @@ def run(
         None: the kernel when tracing for a GPU, else XLA.
       xla, triton: the implementations; `triton` also takes `interpret`.
       obstacle: why the kernel cannot handle these operands, if it cannot.
+      mosaic_gpu: the implementation "mosaic_gpu" and, with `interpret`, "mosaic_gpu_interpret", of an op that has one.
+        It is never chosen, and raises what it cannot handle itself.
 
     Raises:
       KernelError: the implementation is unknown, or is the kernel, which cannot run here.
@@ -41,10 +45,17 @@ def run(
         if obstacle is not None or not compiles_for_gpu():
             return xla(*operands)
         return lax.platform_dependent(*operands, cuda=triton, rocm=triton, default=xla)
+    if mosaic_gpu is not None and implementation in MOSAIC_GPU:
+        interpret = implementation == "mosaic_gpu_interpret"
+        if not (interpret or compiles_for_gpu()):
+            raise KernelError(
+                f"{op}: implementation 'mosaic_gpu' needs an NVIDIA Hopper GPU and this is {jax.default_backend()}; "
+                "use None or 'xla', or 'mosaic_gpu_interpret' to check its numbers"
+            )
+        return mosaic_gpu(*operands, interpret=interpret)
     if implementation not in IMPLEMENTATIONS:
-        raise KernelError(
-            f"{op} has no implementation '{implementation}'; choose one of {', '.join(IMPLEMENTATIONS)}, or None"
-        )
+        names = IMPLEMENTATIONS if mosaic_gpu is None else IMPLEMENTATIONS + MOSAIC_GPU
+        raise KernelError(f"{op} has no implementation '{implementation}'; choose one of {', '.join(names)}, or None")
     if implementation == "xla":
         return xla(*operands)
     if obstacle is not None:

@@ -1,7 +1,7 @@
 """Attention over a mixed-precision KV cache: the public op and the choice of its implementation."""
 
 import functools
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from jaxtyping import Array, Float, Int
 
@@ -64,7 +64,8 @@ def mixed_attention(
       window: sliding-window attention; keys at q_position - window and before are invisible.
       sink_logits: one extra logit per head that takes part in the normalisation and has no value.
       implementation: "xla", "triton" (NVIDIA and AMD GPUs), "triton_interpret" (the kernel's numbers on any device), or
-        None: the kernel on a GPU, else XLA. A named implementation that cannot run raises `KernelError`.
+        None: the kernel on a GPU, else XLA. "mosaic_gpu" (Hopper, T = 1, not timed yet) and "mosaic_gpu_interpret" have
+        to be named. A named implementation that cannot run raises `KernelError`.
       return_lse: also return the log-sum-exp of each query's scores, float32's finite minimum where nothing is visible.
 
     Returns:
@@ -84,5 +85,13 @@ def mixed_attention(
         q_position,
         new_kv,
         sink_logits,
+        mosaic_gpu=functools.partial(_mosaic_gpu, **options),
     )
     return (out, lse) if return_lse else out
+
+
+def _mosaic_gpu(*operands: Any, **options: Any) -> tuple[Array, Array]:
+    # Mosaic GPU takes most of a second to import, and only those who name it need it.
+    from jaxkv.pallas.mixed_attention_mosaic import mixed_attention_mosaic_gpu
+
+    return mixed_attention_mosaic_gpu(*operands, **options)
