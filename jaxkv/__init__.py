@@ -9,6 +9,8 @@ _EXPORTS = {
     "FunctionCalls": "jaxkv.grammar.function_calling",
     "GenerationResult": "jaxkv.engine",
     "Request": "jaxkv.engine",
+    "attention_mass": "jaxkv.ops.attention_mass",
+    "deletion_effect": "jaxkv.ops.deletion_effect",
     "generate": "jaxkv.engine",
     "load_model": "jaxkv.models",
     "load_policy": "jaxkv.policies.registry",

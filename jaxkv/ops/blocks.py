@@ -64,21 +64,16 @@ def fold(
     slots = part.position.shape[1]
     # Never a single block: XLA would drop the loop and dequantise every layer's block at once, up front.
     size = min(block_slots(part, grouped), -(-slots // 2))
-    # 16-bit floats are sliced as integers: XLA's CPU backend slices floats in float32, so it would convert the whole
-    # partition before the loop.
-    dtypes = {name: getattr(part, name).dtype for name in part.__dataclass_fields__}
-    fields = {
-        name: lax.bitcast_convert_type(getattr(part, name), jnp.uint16) if dtype.itemsize == 2 else getattr(part, name)
-        for name, dtype in dtypes.items()
-    }
+    fields = {name: getattr(part, name) for name in part.__dataclass_fields__}
 
     def body(i: Array, carry: Carry) -> Carry:
         start = jnp.minimum(i * size, slots - size)
+        # XLA's CPU backend slices 16-bit floats in float32. Without a barrier it would convert the whole partition
+        # before the loop, once for all blocks.
+        whole, start = lax.optimization_barrier((fields, start))
         block = {
-            name: lax.bitcast_convert_type(
-                lax.dynamic_slice_in_dim(x, start, size, axis=1 if name == "position" else 2), dtypes[name]
-            )
-            for name, x in fields.items()
+            name: lax.dynamic_slice_in_dim(x, start, size, axis=1 if name == "position" else 2)
+            for name, x in whole.items()
         }
         fresh = start + jnp.arange(size) >= i * size
         block["position"] = jnp.where(fresh, block["position"], -1)

@@ -40,7 +40,7 @@ def dot(a: Array, b: Array) -> Array:
 
 def launch(
     kernel: Callable[..., None],
-    arguments: list[Array],
+    arguments: list[Any],
     *,
     grid: tuple[int, ...],
     out_shape: Any,
@@ -49,14 +49,15 @@ def launch(
     num_stages: int,
     interpret: bool,
 ) -> Any:
-    """Run `kernel` on whole arrays in device memory: it gets a ref for each argument and output, and addresses them.
+    """Run `kernel` on whole arrays in device memory: it gets a ref for each array of its arguments (pytrees) and
+    outputs, and addresses them.
 
     `interpret` runs it as XLA operations on any backend, which checks its numbers, not that it compiles.
     """
     return pl.pallas_call(
         kernel,
         grid=grid,
-        in_specs=[pl.no_block_spec] * len(arguments),
+        in_specs=jax.tree.map(lambda _: pl.no_block_spec, arguments),
         out_specs=jax.tree.map(lambda _: pl.no_block_spec, out_shape),
         out_shape=out_shape,
         # Without parameters of this class the kernel would go to Mosaic GPU on some releases of JAX.

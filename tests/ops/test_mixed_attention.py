@@ -1,45 +1,21 @@
 """`mixed_attention` against brute force in float64 over the same stored numbers."""
 
 import dataclasses
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from caches import make_layer
 
 from jaxkv.errors import KernelError
 from jaxkv.ops import blocks
 from jaxkv.ops.layer_kv import DensePart, LayerKV, LowPart
 from jaxkv.ops.mixed_attention import mixed_attention
-from jaxkv.ops.quantize import dequantize, quantize
+from jaxkv.ops.quantize import dequantize
 
 BLOCK = 64  # slots a block of the XLA implementation, in these tests
 attend = jax.jit(mixed_attention, static_argnames=("scale", "window", "implementation", "return_lse"))
-
-
-def make_layer(rng, rows, kv_heads, dim, high, low, ring, length, density=0.8, outlier=False):
-    """Random partitions whose positions are disjoint per row, below `length`; empty slots hold garbage."""
-    positions = np.stack([rng.permutation(length) for _ in range(rows)])
-    cuts = np.cumsum([0, high, low, ring])
-    split = [np.where(rng.random((rows, b - a)) < density, positions[:, a:b], -1) for a, b in itertools.pairwise(cuts)]
-
-    def values(slots):
-        x = rng.standard_normal((rows, kv_heads, slots, dim)).astype(np.float32)
-        if outlier:
-            x[..., 0] *= 100
-        return jnp.asarray(x)
-
-    def dense(slots, position):
-        return DensePart(values(slots), values(slots), jnp.asarray(position, jnp.int32))
-
-    k_codes, k_scale = quantize(values(low))
-    v_codes, v_scale = quantize(values(low))
-    return LayerKV(
-        high=dense(high, split[0]),
-        low=LowPart(k_codes, v_codes, k_scale, v_scale, jnp.asarray(split[1], jnp.int32)),
-        recent=dense(ring, split[2]),
-    )
 
 
 def brute_force(q, layer, q_position, new_kv, scale, window=None, sink_logits=None):
@@ -196,19 +172,20 @@ def test_bfloat16_in_bfloat16_out():
     assert np.linalg.norm(np.asarray(out, np.float64) - want) / np.linalg.norm(want) < 1e-2
 
 
-def test_the_cache_is_never_dequantised_or_copied_whole():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_cache_is_never_dequantised_or_copied_whole(dtype):
     rows, heads, dim, slots = 4, 4, 64, 8192
     shape = jax.ShapeDtypeStruct
-    part = DensePart(*[shape((rows, heads, slots, dim), jnp.float32)] * 2, shape((rows, slots), jnp.int32))
+    part = DensePart(*[shape((rows, heads, slots, dim), dtype)] * 2, shape((rows, slots), jnp.int32))
     low = LowPart(
         *[shape((rows, heads, slots, dim // 2), jnp.uint8)] * 2,
         *[shape((rows, heads, slots), jnp.float16)] * 2,
         shape((rows, slots), jnp.int32),
     )
-    recent = DensePart(*[shape((rows, heads, 16, dim), jnp.float32)] * 2, shape((rows, 16), jnp.int32))
-    kv = shape((rows, 1, heads, dim), jnp.float32)
+    recent = DensePart(*[shape((rows, heads, 16, dim), dtype)] * 2, shape((rows, 16), jnp.int32))
+    kv = shape((rows, 1, heads, dim), dtype)
     compiled = attend.lower(
-        shape((rows, 1, 4 * heads, dim), jnp.float32),
+        shape((rows, 1, 4 * heads, dim), dtype),
         LayerKV(part, low, recent),
         shape((rows, 1), jnp.int32),
         new_kv=(kv, kv),
