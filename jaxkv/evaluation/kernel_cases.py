@@ -1,7 +1,7 @@
 """Every kernel on every route, head width and combination of partitions: one list for all that checks kernels.
 
-A case makes random operands, or their shapes alone, calls its op with an implementation, and knows a float32 reference:
-plain attention over the dequantised cache, one softmax, nothing blocked.
+A case makes random operands, or their shapes alone, calls its op with an implementation, and knows a float32 reference
+(`kernel_references`).
 """
 
 import dataclasses
@@ -12,13 +12,14 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
+from jaxkv.evaluation.kernel_references import dequantized, plain_attention, plain_probabilities
+from jaxkv.ops.attention_mass import attention_mass
+from jaxkv.ops.deletion_effect import deletion_effect
 from jaxkv.ops.layer_kv import DensePart, LayerKV, LowPart
 from jaxkv.ops.mixed_attention import mixed_attention
-from jaxkv.ops.partials import MASKED
-from jaxkv.ops.quantize import dequantize, quantize
+from jaxkv.ops.quantize import SMALLEST_SCALE, dequantize, quantize
 
 HEAD_DIMS: Final = (64, 80, 96, 128, 256)
 DTYPES: Final = ("bfloat16", "float32")
@@ -58,6 +59,8 @@ class Size:
 
 SMALL: Final = Size(rows=2, high=192, low=320, recent=16)
 LARGE: Final = Size(rows=8, high=6656, low=16384, recent=16)
+PAGES: Final = 9
+PAGE_SLOTS: Final = 16
 PARTITIONS: Final = {
     "all": ("high", "low", "recent"),
     "no_high": ("low", "recent"),
@@ -142,7 +145,10 @@ _quantize = jax.jit(quantize)
 
 
 def cases(size: Size = SMALL) -> tuple[KernelCase, ...]:
-    """All cases at a size: the full product with plain contents, and every other content on two routes."""
+    """All cases at a size: the full product with plain contents, and every other content on two widths.
+
+    Ops over numbered slots read all partitions in one way: fewer of these combinations are another path.
+    """
     found = [
         mixed_attention_case(route, head_dim, dtype, partitions, PLAIN, size)
         for route, head_dim, dtype, partitions in itertools.product(ROUTES, HEAD_DIMS, DTYPES, PARTITIONS)
@@ -153,6 +159,21 @@ def cases(size: Size = SMALL) -> tuple[KernelCase, ...]:
             CONTENTS, ROUTES, ((64, "float32"), (128, "bfloat16"))
         )
     ]
+    for op in ("deletion_effect", "attention_mass"):
+        found += [
+            slots_case(op, route, head_dim, dtype, "all", PLAIN, size)
+            for route, head_dim, dtype in itertools.product(ROUTES, HEAD_DIMS, DTYPES)
+        ]
+        found += [
+            slots_case(op, route, 64, "float32", partitions, content, size)
+            for route in ROUTES
+            if route.name in ("gqa3_padded", "chunk")
+            for partitions, content in (
+                *((name, PLAIN) for name in PARTITIONS if name != "all"),
+                *(("all", content) for content in CONTENTS),
+            )
+        ]
+    found += [quantize_case(head_dim, dtype, size) for head_dim, dtype in itertools.product(HEAD_DIMS, DTYPES)]
     return tuple(found)
 
 
@@ -181,19 +202,6 @@ def random_layer(
     k_codes, k_scale = _quantize(values("low") * channel)
     v_codes, v_scale = _quantize(values("low"))
     return LayerKV(dense("high"), LowPart(k_codes, v_codes, k_scale, v_scale, positions["low"]), dense("recent"))
-
-
-def dequantized(layer: LayerKV, head_dim: int) -> tuple[Float[Array, "B K S D"], Float[Array, "B K S D"], Array]:
-    """Keys, values and positions [B, S] of all slots, high then low then recent, in float32."""
-    low = layer.low
-    k = [layer.high.k, dequantize(low.k_codes, low.k_scale, head_dim), layer.recent.k]
-    v = [layer.high.v, dequantize(low.v_codes, low.v_scale, head_dim), layer.recent.v]
-    position = [layer.high.position, low.position, layer.recent.position]
-    return (
-        jnp.concatenate([x.astype(jnp.float32) for x in k], axis=2),
-        jnp.concatenate([x.astype(jnp.float32) for x in v], axis=2),
-        jnp.concatenate(position, axis=1),
-    )
 
 
 def mixed_attention_case(
@@ -237,52 +245,63 @@ def mixed_attention_case(
     return KernelCase("mixed_attention", name, route.name, head_dim, dtype, make, call, reference)
 
 
-def plain_attention(
-    q: Float[Array, "B T H D"],
-    k: Float[Array, "B K S D"],
-    v: Float[Array, "B K S D"],
-    k_position: Int[Array, "B S"],
-    q_position: Int[Array, "B T"],
-    sink_logits: Float[Array, "H"] | None = None,
-    *,
-    scale: float,
-    window: int | None = None,
-) -> tuple[Float[Array, "B T H D"], Float[Array, "B T H"]]:
-    """Output and log-sum-exp of one plain softmax in float32; zeros and MASKED for a query that sees nothing."""
-    group = q.shape[2] // k.shape[1]
-    k, v = (jnp.repeat(x.astype(jnp.float32), group, axis=1) for x in (k, v))
-    highest = lax.Precision.HIGHEST
-    scores = jnp.einsum("bthd,bhsd->bths", q.astype(jnp.float32), k, precision=highest) * scale
-    keys, queries = k_position[:, None, :], q_position[:, :, None]
-    seen = (keys >= 0) & (keys <= queries)
-    if window is not None:
-        seen &= keys > queries - window
-    seen = jnp.broadcast_to(seen[:, :, None], scores.shape)
-    if sink_logits is not None:
-        scores = jnp.concatenate([scores, jnp.broadcast_to(sink_logits[:, None], (*scores.shape[:3], 1))], axis=3)
-        v = jnp.concatenate([v, jnp.zeros_like(v[:, :, :1])], axis=2)
-        seen = jnp.concatenate([seen, jnp.ones_like(seen[..., :1])], axis=3)
-    scores = jnp.where(seen, scores, -jnp.inf)
-    some = seen.any(axis=3)
-    top = jnp.where(some, scores.max(axis=3), 0.0)
-    weights = jnp.exp(scores - top[..., None])
-    total = weights.sum(axis=3)
-    out = jnp.einsum("bths,bhsd->bthd", weights, v, precision=highest) / jnp.where(some, total, 1.0)[..., None]
-    return out, jnp.where(some, top + jnp.log(jnp.where(some, total, 1.0)), MASKED)
+def slots_case(
+    op: str, route: Route, head_dim: int, dtype: str, partitions: str, content: Content, size: Size
+) -> KernelCase:
+    """One case of an op over numbered slots, `deletion_effect` or `attention_mass`; half of the keys are visible."""
+    heads = route.kv_heads * route.group
+    length = size.high + size.low + size.recent
+    options: dict[str, Any] = {"scale": head_dim**-0.5, "window": content.window}
+
+    def make(source: Source) -> tuple[Any, ...]:
+        q = source.normal(size.rows, route.tokens, heads, head_dim).astype(dtype)
+        position = length // 2 + np.arange(route.tokens) + np.zeros((size.rows, 1), np.int32)
+        if route.tokens > 1:
+            position[-1, -2:] = -1  # padding
+        q_position = jnp.asarray(position, jnp.int32)
+        sinks = source.normal(heads) if content.sinks else None
+        layer = random_layer(source, size, route.kv_heads, head_dim, dtype, partitions, content)
+        k, v, at = dequantized(layer, head_dim)
+        _, lse = plain_attention(q, k, v, at, q_position, sinks, **options)
+        pages = np.full((size.rows, PAGES * PAGE_SLOTS), -1, np.int32)
+        order = source.order(size.rows, at.shape[1])[:, : pages.shape[1]]
+        pages[:, : order.shape[1]] = order
+        pages = jnp.asarray(pages[:, ::-1].reshape(size.rows, PAGES, PAGE_SLOTS))
+        return q, q_position, lse, layer, *((pages,) if op == "deletion_effect" else ())
+
+    def call(implementation: str | None, *operands: Any) -> Any:
+        chosen = deletion_effect if op == "deletion_effect" else attention_mass
+        return chosen(*operands, implementation=implementation, **options)
+
+    def reference(q: Array, q_position: Array, lse: Array, layer: LayerKV, *pages: Array) -> Any:
+        k, v, at = dequantized(layer, head_dim)
+        a = plain_probabilities(q, k, at, q_position, lse, **options)
+        if op == "attention_mass":
+            return a.sum(axis=1).reshape(size.rows, route.kv_heads, route.group, -1).sum(axis=2)
+        members = jax.nn.one_hot(pages[0], at.shape[1]).sum(axis=2)
+        a = jnp.einsum("bths,bps->bphts", a, members)
+        u = jnp.einsum("bphts,bhsd->bphtd", a, jnp.repeat(v, route.group, axis=1), precision="highest")
+        return a.sum(axis=4), u
+
+    name = f"{route.name}-d{head_dim}-{dtype}-{partitions}-{content.name}"
+    return KernelCase(op, name, route.name, head_dim, dtype, make, call, reference)
 
 
-def relative_error(found: Any, wanted: Any) -> float:
-    """The largest relative norm of the error over the outputs of a call; infinite where a number is not finite.
+def quantize_case(head_dim: int, dtype: str, size: Size) -> KernelCase:
+    """One case of `quantize`, of what one row's `low` holds; the numbers compared are dequantised."""
 
-    Log-sum-exps of nothing (MASKED) have to agree exactly and do not count towards the norm.
-    """
-    worst = 0.0
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        nothing = y == MASKED
-        if x.shape != y.shape or not np.isfinite(x).all() or not ((x == MASKED) == nothing).all():
-            return float("inf")
-        x, y = x[~nothing], y[~nothing]
-        norm = np.linalg.norm(y)
-        worst = max(worst, float(np.linalg.norm(x - y) / norm) if norm else float(np.abs(x).max(initial=0.0)))
-    return worst
+    def make(source: Source) -> tuple[Any, ...]:
+        return (source.normal(2, size.low, head_dim).at[0, 0].set(0.0).astype(dtype),)
+
+    def call(implementation: str | None, x: Array) -> Any:
+        codes, scale = quantize(x, implementation=implementation)
+        return dequantize(codes, scale, head_dim), scale
+
+    def reference(x: Array) -> Any:
+        x = x.astype(jnp.float32)
+        largest = jnp.abs(x).max(axis=-1)
+        scale = jnp.where(largest > 0, jnp.maximum(largest / 7, SMALLEST_SCALE), 1.0).astype(jnp.float16)
+        step = scale.astype(jnp.float32)[..., None]
+        return jnp.clip(jnp.round(x / step), -7, 7) * step, scale
+
+    return KernelCase("quantize", f"vectors-d{head_dim}-{dtype}", "vectors", head_dim, dtype, make, call, reference)

@@ -13,7 +13,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import jaxkv
 from jaxkv.errors import KernelError
-from jaxkv.evaluation.kernel_cases import PLAIN, Content, Size, Source, dequantized, random_layer
+from jaxkv.evaluation.kernel_cases import PLAIN, Content, Size, Source, random_layer
+from jaxkv.evaluation.kernel_references import dequantized
 from jaxkv.ops.mixed_attention import mixed_attention
 from jaxkv.ops.partials import MASKED
 from jaxkv.ops.quantize import quantize

@@ -6,7 +6,8 @@ import zlib
 import jax
 import pytest
 
-from jaxkv.evaluation.kernel_cases import KernelCase, cases, relative_error
+from jaxkv.evaluation.kernel_cases import KernelCase, cases
+from jaxkv.evaluation.kernel_references import relative_error
 
 CASES = cases()
 SAMPLE = 11  # one case in so many runs by default; the mark `exhaustive` has the rest
