@@ -77,10 +77,12 @@ def stored(op: str) -> dict[str, dict[int, Config]]:
     return {name: {int(width): Config(**fields) for width, fields in rows.items()} for name, rows in table.items()}
 
 
-def load_config(op: str, head_dim: int, on: str | None = None) -> Config:
-    """The config of `op` for a head width, on architecture `on` or the one that is compiled for.
+def load_config(op: str, head_dim: int, on: str | None = None, dtype: Any = "bfloat16") -> Config:
+    """The config of `op` for a head width and a dtype, on architecture `on` or the one that is compiled for.
 
-    Unknown architectures take the newest older one of their family, other head widths the next larger one.
+    Unknown architectures take the newest older one of their family, other head widths the next larger one. Stored are
+    the configs of 16-bit operands; float32, whose products are not made by tensor cores and keep both operands in
+    registers, takes twice the warps, up to 8: with 4 it spills from head width 96 on.
     """
     table, name = stored(op), on or architecture()
     if name not in table:
@@ -88,7 +90,10 @@ def load_config(op: str, head_dim: int, on: str | None = None) -> Config:
         kin = sorted((known for known in table if known.startswith(family)), key=_order) or ["sm_90"]
         name = next((known for known in reversed(kin) if _order(known) <= _order(name)), kin[0])
     widths = table[name]
-    return widths[min((width for width in widths if width >= head_dim), default=max(widths))]
+    config = widths[min((width for width in widths if width >= head_dim), default=max(widths))]
+    if str(dtype) == "float32":
+        return dataclasses.replace(config, num_warps=max(config.num_warps, min(2 * config.num_warps, 8)))
+    return config
 
 
 def _order(name: str) -> int:

@@ -64,7 +64,8 @@ def mixed_attention_triton(
     kv_heads = layer.recent.k.shape[1]
     grouped = group_queries(q, kv_heads)  # [B, K, M, D]
     m = grouped.shape[2]
-    config = config or load_config("mixed_attention" if t == 1 else "mixed_attention_chunk", d)
+    dtype = jnp.promote_types(q.dtype, layer.recent.k.dtype)
+    config = config or load_config("mixed_attention" if t == 1 else "mixed_attention_chunk", d, dtype=dtype)
     rows = 1 if m == 1 else min(max(triton.MINIMUM_DOT, pl.next_power_of_2(m)), config.query_rows)
 
     arguments: list[Array] = [grouped, jnp.tile(q_position, (1, h // kv_heads))]
@@ -97,7 +98,7 @@ def mixed_attention_triton(
         splits=splits,
         scale=scale,
         window=window,
-        dtype=jnp.promote_types(q.dtype, layer.recent.k.dtype),
+        dtype=dtype,
     )
     shape = (b, kv_heads, splits, m)
     partial = triton.launch(
