@@ -116,7 +116,8 @@ TARGETS: Final = {
     target.name: target
     for target in (
         Target("sm_80", "cuda", "NVIDIA A100-SXM4-80GB", _A100),
-        Target("sm_89", "cuda", "NVIDIA L40S", _L40S),
+        # JAX 0.11 and later know the L40S only when they see one, and the L40 always.
+        Target("sm_89", "cuda", "NVIDIA L40", _L40S),
         Target("sm_90", "cuda", "NVIDIA H100 80GB HBM3", _H100),
         Target("gfx942", "rocm", "gfx942"),
         Target("tpu", "tpu", "TPU v5 lite"),
