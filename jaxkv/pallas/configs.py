@@ -77,6 +77,16 @@ def stored(op: str) -> dict[str, dict[int, Config]]:
     return {name: {int(width): Config(**fields) for width, fields in rows.items()} for name, rows in table.items()}
 
 
+def write(op: str, table: dict[str, dict[int, Config]], folder: Path = FOLDER) -> None:
+    """Store all configs of an operation, one line each."""
+    blocks = []
+    for name, widths in table.items():
+        lines = [f'    "{width}": {json.dumps(dataclasses.asdict(config))}' for width, config in widths.items()]
+        blocks.append(f'  "{name}": {{\n' + ",\n".join(lines) + "\n  }")
+    (folder / f"{op}.json").write_text("{\n" + ",\n".join(blocks) + "\n}\n")
+    stored.cache_clear()
+
+
 def load_config(op: str, head_dim: int, on: str | None = None, dtype: Any = "bfloat16") -> Config:
     """The config of `op` for a head width and a dtype, on architecture `on` or the one that is compiled for.
 

@@ -6,12 +6,13 @@ does not know. It accepts kernels that the compiler then refuses, and says nothi
 memory. Neither runs a kernel; its numbers are checked in interpret mode.
 """
 
+import contextlib
 import functools
 import importlib.metadata
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -67,6 +68,26 @@ def triton_calls(text: str) -> int:
     return len(re.findall(r"custom_call @__gpu\$xla\.gpu\.triton|custom_call @triton_kernel_call", text))
 
 
+@contextlib.contextmanager
+def compiling_for(target: str) -> Iterator[Callable[[Any], Any]]:
+    """While it lasts, what is lowered is for a CUDA target that need not be present, and can be compiled.
+
+    Gives a function that makes operands (a pytree of arrays or `jax.ShapeDtypeStruct`) abstract ones on that target.
+
+    Raises:
+      KernelError: the plugin or ptxas is missing or does not fit jax, or the target cannot be compiled for.
+    """
+    chosen = target_named(target)
+    require_plugin()
+    sharding = SingleDeviceSharding(_device(chosen.description()))
+
+    def place(operands: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), operands)
+
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**chosen.abstract_device()))):
+        yield place
+
+
 def compile_for(fn: Callable[..., Any], operands: tuple[Any, ...], target: str) -> tuple[CompiledKernel, ...]:
     """Compile `fn` to machine code for a CUDA target that need not be present, and measure its kernels.
 
@@ -85,12 +106,8 @@ def compile_for(fn: Callable[..., Any], operands: tuple[Any, ...], target: str) 
       KernelError: the plugin or ptxas is missing or does not fit jax, the target cannot be compiled for, or the
         compiler refuses the function (its words are in the message). What JAX raises while lowering is passed on.
     """
-    require_plugin()
-    chosen = target_named(target)
-    sharding = SingleDeviceSharding(_device(chosen.description()))
-    placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), operands)
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**chosen.abstract_device()))):
-        lowered = jax.jit(lambda *arguments: fn(*arguments)).lower(*placed)
+    with compiling_for(target) as place:
+        lowered = jax.jit(lambda *arguments: fn(*arguments)).lower(*place(operands))
     with tempfile.TemporaryDirectory(prefix="jaxkv-aot-") as folder:
         try:
             lowered.compile(compiler_options={"xla_dump_to": folder})

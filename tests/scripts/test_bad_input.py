@@ -122,3 +122,22 @@ def test_the_process_exits_with_code_two(script, arguments, expected):
     command = [sys.executable, ROOT / "scripts" / script, *arguments]
     process = subprocess.run(command, capture_output=True, text=True, env=os.environ, cwd=ROOT, check=False)
     assert expected in one_line(process.returncode, process.stdout, process.stderr)
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "expected"),
+    [
+        ("benchmark_kernels", (), "no GPU here, only cpu; --cpu measures"),
+        ("benchmark_kernels", ("--memory", "gpt-5"), "--memory gpt-5 is unknown; choose one of qwen3-4b"),
+        ("benchmark_kernels", ("--memory", "qwen3-4b", "--rows", "0"), "--rows 0 is below 1"),
+        ("benchmark_kernels", ("--cpu", "--target", "sm_90"), "--target sm_90 is for --memory"),
+        ("benchmark_kernels", ("--cpu", "--check", "speed"), "is not of the form"),
+        ("benchmark_kernels", ("--memory", "smollm2-135m", "--target", "sm_1"), "no target is named 'sm_1'"),
+        ("tune_kernels", (), "no GPU here, only cpu; block sizes are measured"),
+        ("tune_kernels", ("--ops", "softmax"), "--ops softmax is unknown; choose from mixed_attention"),
+        ("tune_kernels", ("--head-dims", "64,72"), "--head-dims 72 is not one of 64, 80"),
+        ("tune_kernels", ("--head-dims", "wide"), "--head-dims wide is not a list of numbers"),
+    ],
+)
+def test_kernel_scripts_refuse(refusal, script, options, expected):
+    assert expected in refusal(script, *options)
