@@ -26,9 +26,8 @@ IMPLEMENTATION: Final = "triton"
 # Registers come in steps of 8 a thread; 1 KiB is what the driver reserves of a block's shared memory.
 MORE_REGISTERS: Final = 8
 MORE_SHARED_BYTES: Final = 1024
-# Any group of query heads is padded to a tile of 16 rows, so that their kernels differ in a few constants: one group
-# stands for all at every width, two others at common ones.
-WIDTHS: Final = {"gqa2": (64, 128), "gqa8": (64, 128), "gqa3_padded": ()}
+# A group of three is padded to the same tile as one of eight.
+SAME_KERNEL: Final = ("gqa3_padded",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +68,7 @@ def compiled_cases() -> Mapping[str, KernelCase]:
     """
     found: dict[str, KernelCase] = {}
     for case in cases(LARGE):
-        if case.head_dim not in WIDTHS.get(case.route, (case.head_dim,)):
-            continue
-        if case.dtype == "float32" and (case.head_dim != 128 or case.route in WIDTHS):
+        if case.route in SAME_KERNEL or (case.dtype == "float32" and case.head_dim != 128):
             continue
         found.setdefault(f"{case.op}.{case.route}-d{case.head_dim}-{case.dtype}", case)
     return found
