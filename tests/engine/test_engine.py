@@ -9,6 +9,7 @@ import pytest
 
 from jaxkv.engine import Engine, Request, generate, steps
 from jaxkv.errors import RequestError
+from jaxkv.ops import blocks
 from jaxkv.policies.full import FullKV
 from jaxkv.policies.registry import load_policy
 from jaxkv.state.actions import HIGH, LOW, RELEASE
@@ -305,7 +306,8 @@ def test_allocated_bytes_are_the_buffers(tiny, calls):
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_a_decode_step_copies_no_partition(tiny, rows):
+def test_a_decode_step_copies_no_partition(tiny, rows, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 16)  # a block of attention is no copy; small ones hide none
     """Attention reads what the step then overwrites: donated buffers are updated in place, with no duplicate."""
     state = init_state(KVSpec(3, 2, 16), rows=rows, window=4, sinks=2, high_slots=4096, low_slots=4096, dtype="float32")
     tokens, active = jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
