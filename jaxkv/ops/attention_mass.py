@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxkv.ops.blocks import block_slots, dense_scores, fold, low_scores, visible
+from jaxkv.ops.blocks import at_once, dense_scores, fold, low_scores, visible
 from jaxkv.ops.implementation import run
 from jaxkv.ops.layer_kv import DensePart, LayerKV, LowPart
 from jaxkv.ops.partials import group_queries, probabilities
@@ -89,7 +89,7 @@ def _attention_mass_xla(
         slots = part.position.shape[1]
         if not slots:
             continue
-        if isinstance(part, DensePart) and slots <= block_slots(part, grouped):
+        if isinstance(part, DensePart) and at_once(part, grouped):
             masses.append(mass(part))
         else:
             masses.append(fold(part, grouped, add, jnp.zeros((q.shape[0], heads, slots))))

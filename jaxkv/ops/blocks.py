@@ -43,12 +43,19 @@ def low_scores(grouped: Float[Array, "B K M D"], part: LowPart) -> Float[Array, 
     return scores * part.k_scale.astype(jnp.float32)[..., None]
 
 
-def block_slots(part: DensePart | LowPart, grouped: Float[Array, "B K M D"]) -> int:
-    """Slots whose scores, and keys if they are converted, take BLOCK_BYTES in float32: what stays in a CPU's cache."""
+def block_slots(grouped: Float[Array, "B K M D"]) -> int:
+    """Slots whose scores and keys take BLOCK_BYTES in float32: what stays in a CPU's cache."""
     b, heads, queries, d = grouped.shape
-    converted = isinstance(part, LowPart) or part.k.dtype != jnp.float32
-    width = queries + (d if converted else 0)
-    return max(64, BLOCK_BYTES // (4 * b * heads * width))
+    return max(64, BLOCK_BYTES // (4 * b * heads * (queries + d)))
+
+
+def at_once(part: DensePart, grouped: Float[Array, "B K M D"]) -> bool:
+    """Whether a partition is better read whole: in float32 its keys need no copy, and only the scores take memory."""
+    b, heads, queries, _ = grouped.shape
+    slots = part.position.shape[1]
+    if part.k.dtype == jnp.float32 and 4 * b * heads * queries * slots <= 8 * BLOCK_BYTES:
+        return True
+    return slots <= block_slots(grouped)
 
 
 def fold(
@@ -63,14 +70,16 @@ def fold(
     """
     slots = part.position.shape[1]
     # Never a single block: XLA would drop the loop and dequantise every layer's block at once, up front.
-    size = min(block_slots(part, grouped), -(-slots // 2))
+    size = min(block_slots(grouped), -(-slots // 2))
     fields = {name: getattr(part, name) for name in part.__dataclass_fields__}
 
     def body(i: Array, carry: Carry) -> Carry:
         start = jnp.minimum(i * size, slots - size)
-        # XLA's CPU backend slices 16-bit floats in float32. Without a barrier it would convert the whole partition
-        # before the loop, once for all blocks.
-        whole, start = lax.optimization_barrier((fields, start))
+        whole = fields
+        if "bfloat16" in {str(x.dtype) for x in fields.values()}:
+            # XLA's CPU backend slices bfloat16 in float32. Without a barrier it would convert the whole partition
+            # before the loop, once for all blocks.
+            whole, start = lax.optimization_barrier((fields, start))
         block = {
             name: lax.dynamic_slice_in_dim(x, start, size, axis=1 if name == "position" else 2)
             for name, x in whole.items()

@@ -1,6 +1,6 @@
 """`mixed_attention` in plain XLA: what is small in one softmax, the rest block by block.
 
-Parts whose float32 intermediates fit in a block share one concatenated softmax. A larger one, and INT4 always, is
+Parts whose float32 intermediates are small share one concatenated softmax. A larger one, and INT4 always, is
 read in a loop whose carry is the online-softmax triple (max, sum, unnormalised value): one block is converted to
 float32 at a time.
 """
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxkv.ops.blocks import PartT, block_slots, dense_scores, fold, low_scores, visible
+from jaxkv.ops.blocks import PartT, at_once, dense_scores, fold, low_scores, visible
 from jaxkv.ops.int4 import unpack
 from jaxkv.ops.layer_kv import LayerKV, LowPart
 from jaxkv.ops.partials import MASKED, Partial, group_queries, merge, normalize, ungroup
@@ -63,8 +63,8 @@ def mixed_attention_xla(
         # The causal mask among the new tokens is the position rule: a later token's position exceeds the query's.
         joined.append(dense(new_kv[0].swapaxes(1, 2), new_kv[1].swapaxes(1, 2), q_position))
     partials = []
-    if slots := layer.high.position.shape[1]:
-        if slots <= block_slots(layer.high, grouped):
+    if layer.high.position.shape[1]:
+        if at_once(layer.high, grouped):
             joined.append(dense(layer.high.k, layer.high.v, layer.high.position))
         else:
             partials.append(_online(layer.high, grouped, lambda x: dense(x.k, x.v, x.position)))

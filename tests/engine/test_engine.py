@@ -307,7 +307,7 @@ def test_allocated_bytes_are_the_buffers(tiny, calls):
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_decode_step_copies_no_partition(tiny, rows, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 16)  # a block of attention is no copy; small ones hide none
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)  # a block of attention is no copy; small ones hide none
     """Attention reads what the step then overwrites: donated buffers are updated in place, with no duplicate."""
     state = init_state(KVSpec(3, 2, 16), rows=rows, window=4, sinks=2, high_slots=4096, low_slots=4096, dtype="float32")
     tokens, active = jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
