@@ -1,0 +1,1 @@
+"""PASK's offline calibration: from runs of interventions to a frozen policy."""
