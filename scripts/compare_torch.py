@@ -236,7 +236,7 @@ def forced_decode(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> n
     tokens = np.zeros((1, padded), np.int32)
     tokens[0, : len(prompt)] = prompt
     actions = np.zeros((padded, len(policy.groups)), np.int8)
-    actions[: len(prompt)] = policy.plan_prompt(len(prompt), list(prompt))
+    actions[: len(prompt)] = policy.plan_prompt(len(prompt))
     first, k, v = steps.prompt_pass(model, model.params, tokens, np.asarray([len(prompt)], np.int32), config.dtype)
     state, logits = steps.admit(state, jnp.zeros_like(first), 0, k, v, actions, len(prompt), first)
     collected = [np.asarray(logits[0])]

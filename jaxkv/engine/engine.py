@@ -18,6 +18,7 @@ from jaxkv.engine.request import Request, prompt_of
 from jaxkv.engine.result import GenerationResult, TokenRecord
 from jaxkv.engine.rows import Row, RowTables, Slots
 from jaxkv.errors import JaxkvError, RequestError
+from jaxkv.grammar.prompt_labels import label_tokens
 from jaxkv.state.kv_state import KVState, allocated_bytes, describe_fault, init_state, pad_capacity
 from jaxkv.state.payload import Cost, KVSpec, group_costs, request_cost
 from jaxkv.state.transfer import grow
@@ -131,7 +132,11 @@ class Engine:
         """The checked and tokenised request with its prompt's plan, or the result that says why it cannot be served."""
         try:
             prompt = prompt_of(request, self.model, self.policy)
-            actions = self.policy.plan_prompt(len(prompt), prompt)
+            labels = None
+            if self.policy.needs.labels:
+                pieces = self.model.tokenizer.token_bytes
+                labels = label_tokens([pieces[token] for token in prompt])
+            actions = self.policy.plan_prompt(len(prompt), labels)
         except JaxkvError as error:
             return self._failed(request, error)
         row = Row(request, prompt, actions, self.policy.window, self.policy.sinks)

@@ -4,6 +4,7 @@ A policy is bound to a model's payload costs once (`bind`); everything after tha
 is a pytree of per-row arrays, so that a rollback is: put the old state back.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +17,8 @@ from jaxkv.state.payload import KVSpec
 DEFAULT_WINDOW = 16
 DEFAULT_SINKS = 4
 PADDING_TAG = -1
+Labels = Sequence[tuple[int, ...]]
+"""Candidate labels of each token of a prompt, numbers in `grammar.prompt_labels.PROMPT_LABELS`."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Needs:
 
     tags: bool = False
     """Structural tags of every accepted token, that is, a grammar constraint."""
+    labels: bool = False
+    """Semantic labels of every prompt token (`grammar.prompt_labels`)."""
 
 
 @runtime_checkable
@@ -80,8 +85,11 @@ class Policy(Protocol):
         """The state with one row (int or traced scalar) as `init` makes it, for that row's next request. Jittable."""
         ...
 
-    def plan_prompt(self, prompt_length: int, tokens: Any = None) -> Int8[np.ndarray, "n C"]:
-        """Action of every prompt token and group, decided before the prompt pass; protected positions are HIGH."""
+    def plan_prompt(self, prompt_length: int, labels: Labels | None = None) -> Int8[np.ndarray, "n C"]:
+        """Action of every prompt token and group, decided before the prompt pass; protected positions are HIGH.
+
+        `labels` are each token's candidate labels, given where `needs.labels` asks for them.
+        """
         ...
 
     def encode(self, transition: Any) -> tuple[np.ndarray, int]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Int8
 
-from jaxkv.policies.base import DEFAULT_SINKS, DEFAULT_WINDOW, PADDING_TAG, Needs
+from jaxkv.policies.base import DEFAULT_SINKS, DEFAULT_WINDOW, PADDING_TAG, Labels, Needs
 from jaxkv.state.actions import HIGH
 from jaxkv.state.payload import GROUP_NAMES, KVSpec
 
@@ -42,7 +42,7 @@ class FullKV:
     def reset_row(self, policy_state: tuple[()], row: Any) -> tuple[()]:
         return policy_state
 
-    def plan_prompt(self, prompt_length: int, tokens: Any = None) -> Int8[np.ndarray, "n C"]:
+    def plan_prompt(self, prompt_length: int, labels: Labels | None = None) -> Int8[np.ndarray, "n C"]:
         return np.full((prompt_length, len(self.groups)), HIGH, np.int8)
 
     def encode(self, transition: Any) -> tuple[np.ndarray, int]:

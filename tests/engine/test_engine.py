@@ -1,6 +1,7 @@
 """The engine on a tiny model: batches, policies, capacity, faults, and what a step costs host and compiler."""
 
 import dataclasses
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ from jaxkv.engine import Engine, Request, generate, steps
 from jaxkv.errors import RequestError
 from jaxkv.ops import blocks
 from jaxkv.policies.full import FullKV
+from jaxkv.policies.pask.policy import Pask
+from jaxkv.policies.pask.table import Entry
 from jaxkv.policies.registry import load_policy
 from jaxkv.state.actions import HIGH, LOW, RELEASE
 from jaxkv.state.kv_state import init_state
@@ -315,3 +318,24 @@ def test_a_decode_step_copies_no_partition(tiny, rows, monkeypatch):
     held = sum(x.nbytes for x in jax.tree.leaves(state))
     assert memory.alias_size_in_bytes >= 0.99 * held
     assert memory.temp_size_in_bytes - rows * 4 * tiny.config.vocab_size < 0.1 * held
+
+
+def test_prompt_labels_reach_a_policy_that_asks_for_them(tiny, calls):
+    """PASK 3.6: a function document in the prompt is told from the text around it."""
+    entry = lambda action: (Entry(action, action, (0.0, 0.0)),) * 3  # noqa: E731
+    frozen = dataclasses.replace(
+        load_policy("structural-prior").frozen,
+        prompt={"protected_content": entry(HIGH), "schema_scaffold": entry(LOW), "schema_description": entry(RELEASE)},
+        budget_prompt=Fraction(0),
+        window=2,
+    )
+    text = 'Use this.\n{"name": "f", "description": "Adds many numbers to each other.", "parameters": {}}\nPlease.'
+    ids = tiny.tokenizer.encode(text)
+    request = Request(prompt_ids=ids, constraint=calls, request_id="labels", max_new_tokens=2)
+    results, _ = run(tiny, Pask(frozen), [request], rows=1)
+    actions = results["labels"].prompt_actions[:, 0]
+    pieces = tiny.tokenizer.texts(ids)
+    inside = [action for action, piece in zip(actions, pieces, strict=True) if piece in (" many", " numbers", " each")]
+    assert inside == [RELEASE] * 3
+    assert (actions[:2] == HIGH).all()
+    assert LOW in actions

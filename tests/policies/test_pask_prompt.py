@@ -1,5 +1,6 @@
 """The frozen prompt plan against a step-by-step search, and its accounting."""
 
+import dataclasses
 import time
 from fractions import Fraction
 
@@ -9,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pask_twin import plan as plan_slowly
 
+from jaxkv.errors import RequestError
 from jaxkv.policies import load_policy
-from jaxkv.policies.pask.prompt import plan_prompt
+from jaxkv.policies.pask.policy import Pask
+from jaxkv.policies.pask.prompt import plan_prompt, resolve_labels
 from jaxkv.policies.pask.table import Entry
 from jaxkv.state.actions import HIGH, LOW, RELEASE
 from jaxkv.state.payload import KVSpec, group_costs, scheduled_payload
@@ -77,3 +80,47 @@ def test_a_long_prompt_is_planned_quickly():
     start = time.perf_counter()
     bound.plan_prompt(8192)
     assert time.perf_counter() - start < 0.5
+
+
+ROW = {
+    "a": (Entry(LOW, RELEASE, (2.0, 1.0)),) * 3,
+    "b": (Entry(RELEASE, LOW, (2.0, 5.0)),) * 3,
+    "c": (Entry(HIGH, RELEASE, (0.5, 1.0)),) * 3,
+}
+
+
+def test_tokens_that_cross_labels_take_the_safest_and_agree_on_scores():
+    """Eq. 12: action and floor are the maximum over bases and floors; an upgrade needs one score."""
+    names = ("a", "b", "c", "unseen")
+    entries, rows = resolve_labels(ROW, names, [(0,), (0, 1), (0, 1), (0, 2), (3,), (0, 3)], 3)
+    assert rows.tolist() == [0, 1, 1, 2, 3, 4]
+    assert entries[0] == ROW["a"]
+    assert [(entry.base, entry.floor) for entry, *_ in entries[1:]] == [(LOW, LOW)] + [(HIGH, HIGH)] * 3
+    crossing = entries[1][0]
+    assert crossing.scores[0] == 2.0
+    assert np.isnan(crossing.scores[1]), "1 and 5 are not one score"
+    assert np.isnan(entries[3][0].scores).all()
+    plan = plan_prompt(entries, rows, SMOLLM, Fraction(1), 0, 0)
+    assert plan.actions[:, 0].tolist() == [HIGH, LOW, LOW, HIGH, HIGH, HIGH], "no upgrade without a score"
+
+
+def test_labels_decide_the_plan_of_a_policy_that_has_them():
+    frozen = dataclasses.replace(
+        load_policy("structural-prior").frozen,
+        prompt={
+            "protected_content": (Entry(HIGH, HIGH, (1.0, 1.0)),) * 3,
+            "schema_scaffold": (Entry(RELEASE, RELEASE, (1.0, 1.0)),) * 3,
+        },
+        budget_prompt=Fraction(1, 100),
+        window=1,
+        sinks=1,
+    )
+    policy = Pask(frozen).bind(KVSpec(30, 3, 64), 8192)
+    assert policy.needs.labels
+    assert not load_policy("structural-prior").needs.labels
+    labels = [(0,), (0,), (1,), (1,), (0, 1), (2,), (1,), (1,)]
+    actions = policy.plan_prompt(8, labels)
+    assert actions[:, 0].tolist() == [HIGH, HIGH, RELEASE, RELEASE, HIGH, HIGH, RELEASE, HIGH]
+    assert (policy.plan_prompt(8) == HIGH).all(), "all text is protected content without labels"
+    with pytest.raises(RequestError, match="8 labels for a prompt of 9 tokens"):
+        policy.plan_prompt(9, labels)

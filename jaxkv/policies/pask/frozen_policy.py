@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from jaxkv.grammar.prompt_labels import PROMPT_LABELS
 from jaxkv.grammar.tags import CALL_VOCABULARY, TagVocabulary
 from jaxkv.policies.base import DEFAULT_SINKS, DEFAULT_WINDOW
 from jaxkv.policies.pask.table import Entry, fallback_actions
@@ -13,15 +14,6 @@ from jaxkv.state.payload import GROUP_NAMES, HIGH_BITS, LOW_BITS, SCALE_BITS
 FORMAT = 1
 GRAMMARS: dict[str, TagVocabulary] = {CALL_VOCABULARY.family: CALL_VOCABULARY}
 TAG_FIELDS = ("classes", "roles", "states", "nexts")
-PROMPT_LABELS = (  # PASK Table 6
-    "protected_content",
-    "schema_scaffold",
-    "function_name",
-    "parameter_key",
-    "type_constraint",
-    "enum_constraint",
-    "schema_description",
-)
 # What this version of jaxkv implements. A file that says otherwise cannot be honoured.
 QUANTIZER = {
     "bits": LOW_BITS,

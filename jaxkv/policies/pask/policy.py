@@ -11,10 +11,10 @@ from jaxtyping import Array, Bool, Int, Int8
 
 from jaxkv.errors import PolicyError, RequestError
 from jaxkv.grammar.tags import UNRESOLVED, TagVocabulary
-from jaxkv.policies.base import PADDING_TAG, Needs
+from jaxkv.policies.base import PADDING_TAG, Labels, Needs
 from jaxkv.policies.pask.frozen_policy import GRAMMARS, FrozenPolicy, tag_names
 from jaxkv.policies.pask.ledger import Ledger, open_ledger, reopen_row
-from jaxkv.policies.pask.prompt import PromptPlan, plan_prompt
+from jaxkv.policies.pask.prompt import PromptPlan, plan_prompt, resolve_labels
 from jaxkv.policies.pask.step import step
 from jaxkv.policies.pask.table import Table, build_table
 from jaxkv.state.actions import HIGH, LOW
@@ -37,8 +37,12 @@ class Pask:
     costs: Costs | None = None
     table: Table | None = None
 
-    needs = Needs(tags=True)
     max_tags = MAX_TAGS
+
+    @property
+    def needs(self) -> Needs:
+        """Labels only where the prompt's table tells them apart."""
+        return Needs(tags=True, labels=len(self.frozen.prompt) > 1)
 
     @property
     def name(self) -> str:
@@ -118,15 +122,17 @@ class Pask:
     def reset_row(self, policy_state: Ledger, row: Any) -> Ledger:
         return reopen_row(self._bound()[1], policy_state, row)
 
-    def plan_prompt(self, prompt_length: int, tokens: Any = None) -> Int8[np.ndarray, "n C"]:
-        return self.prompt_plan(prompt_length).actions
+    def plan_prompt(self, prompt_length: int, labels: Labels | None = None) -> Int8[np.ndarray, "n C"]:
+        return self.prompt_plan(prompt_length, labels).actions
 
-    def prompt_plan(self, prompt_length: int) -> PromptPlan:
-        """The plan with its payload, target and floor excess. Every token is `protected_content` (PASK A.3)."""
+    def prompt_plan(self, prompt_length: int, labels: Labels | None = None) -> PromptPlan:
+        """The plan, its payload, target and floor excess; without labels all tokens are `protected_content` (A.3)."""
         costs, frozen = self._bound()[0], self.frozen
-        entries = (frozen.prompt[frozen.prompt_labels[0]],)
-        labels = np.zeros(prompt_length, np.int64)
-        return plan_prompt(entries, labels, costs, frozen.budget_prompt, frozen.window, frozen.sinks)
+        if labels is not None and len(labels) != prompt_length:
+            raise RequestError(f"{len(labels)} labels for a prompt of {prompt_length} tokens; give one for each token")
+        candidates = ((0,),) * prompt_length if labels is None else labels
+        entries, rows = resolve_labels(frozen.prompt, frozen.prompt_labels, candidates, costs.num_groups)
+        return plan_prompt(entries, rows, costs, frozen.budget_prompt, frozen.window, frozen.sinks)
 
     def encode(self, transition: Any) -> tuple[np.ndarray, int]:
         """Tag ids int32 [U] padded with -1, and the index of the parser state's reserve, the pooled one if it has none.
