@@ -9,6 +9,7 @@ _EXPORTS = {
     "FunctionCalls": "jaxkv.grammar.function_calling",
     "GenerationResult": "jaxkv.engine",
     "Request": "jaxkv.engine",
+    "SqlQueries": "jaxkv.grammar.sql",
     "attention_mass": "jaxkv.ops.attention_mass",
     "deletion_effect": "jaxkv.ops.deletion_effect",
     "generate": "jaxkv.engine",

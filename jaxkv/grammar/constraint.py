@@ -14,8 +14,9 @@ How a token's bytes become tags (design choices where the paper leaves them open
 * ``state`` is ``critical`` for a region (name or value) that held all bytes of the token. A token that crosses the
   edge of a region, entering or leaving it, is ``boundary`` in all its candidates. A token that touches no region has
   the vocabulary's ``rest_state``.
-* ``next`` is ``lookahead_critical`` if the very next byte can be the first of a critical region. Bytes that go on
-  with a region already begun do not count.
+* ``next`` is ``lookahead_critical`` if the very next byte can be the first of a critical region; with
+  `GrammarConstraint.past_blank` also the byte after one blank. Bytes that go on with a region already begun do not
+  count.
 * A byte that several parts may have consumed (after resolution by the later bytes of its token) gives a candidate for
   each.
 * A token that no marker explains has the tags ``(UNRESOLVED,)``.
@@ -46,6 +47,14 @@ class Transition(NamedTuple):
     tags: tuple[int, ...]
     parser_state: str
     terminated: bool
+
+
+class Acceptance(NamedTuple):
+    """Whether a text is a sentence; if not, the character position of the first fault, and the reason with its path."""
+
+    accepted: bool
+    position: int
+    reason: str
 
 
 @runtime_checkable
@@ -125,6 +134,11 @@ class GrammarConstraint:
         tokenizer: see `TokenizerLike`.
     """
 
+    whole = "the call"
+    """What a sentence is called in messages."""
+    past_blank = False
+    """Whether ``next`` looks past one blank: in a language that puts blanks before names, the next token holds both."""
+
     def __init__(self, grammar: GrammarBuilder, vocabulary: TagVocabulary, tokenizer: TokenizerLike):
         self.vocabulary = vocabulary
         self.tokenizer = tokenizer
@@ -148,6 +162,26 @@ class GrammarConstraint:
         """The calls (or rows) that a complete sentence stands for; families override it."""
         raise NotImplementedError
 
+    def accepts(self, text: str) -> Acceptance:
+        """Whether `text` is a complete sentence of the grammar."""
+        matcher = self.matcher()
+        progress = self.table.start(matcher)
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            return Acceptance(False, error.start, "a lone surrogate is not text")
+        place = ""
+        for i, byte in enumerate(data):
+            here = progress
+            if not matcher.accept_string(data[i : i + 1]):
+                position = len(data[:i].decode(errors="ignore"))
+                return Acceptance(False, position, self._reason(matcher, here, place, f"found {text[position]!r}"))
+            progress, _ = self.table.step(progress, byte, matcher)
+            place = next((m.path for m in progress.frontier.markers if m.path), place)
+        if matcher.is_completed():
+            return Acceptance(True, len(text), "")
+        return Acceptance(False, len(text), self._reason(matcher, progress, place, "the text ends here"))
+
     def matcher(self) -> xgrammar.GrammarMatcher:
         """A bare XGrammar matcher of this grammar."""
         return xgrammar.GrammarMatcher(self._compiled)
@@ -157,6 +191,14 @@ class GrammarConstraint:
         touches = any(marker.region for marker, _ in crossing.markers)
         tags = {self._tag(marker, inside, touches, crossing.starts_critical) for marker, inside in crossing.markers}
         return (UNRESOLVED,) if UNRESOLVED in tags else tuple(sorted(tags))
+
+    def _reason(self, matcher: xgrammar.GrammarMatcher, progress: Progress, place: str, found: str) -> str:
+        markers = progress.frontier.markers
+        place = next((m.path for m in markers if m.path), place) or self.whole
+        expected = " or ".join(dict.fromkeys(m.expected for m in markers if m.expected)) or "the end"
+        following = bytes(b for b in range(256) if _can_follow(matcher, b))
+        shown = f" (next: {following.decode()!r})" if following.isascii() and 0 < len(following) <= 12 else ""
+        return f"{place}: expected {expected}{shown}, {found}"
 
     def _tag(self, marker: Marker, inside: bool, touches: bool, starts_critical: bool) -> int:
         key = (marker, inside, touches, starts_critical)
@@ -170,6 +212,13 @@ class GrammarConstraint:
             following = "lookahead_critical" if starts_critical else "no_lookahead"
             tag = self._tags[key] = self.vocabulary.index(Tag(marker.cls, marker.role, state, following))
         return tag
+
+
+def _can_follow(matcher: xgrammar.GrammarMatcher, byte: int) -> bool:
+    if not matcher.accept_string(bytes((byte,))):
+        return False
+    matcher.rollback(1)
+    return True
 
 
 class _Undo(NamedTuple):
@@ -245,7 +294,10 @@ class Matcher:
             steps.append(consumed)
         self._progress = progress
         self._history.append(undo._replace(steps=len(data)))
-        return Transition(constraint.tags_of(cross(steps, progress)), self.parser_state, False)
+        crossing = cross(steps, progress)
+        if constraint.past_blank and not crossing.starts_critical:
+            crossing = crossing._replace(starts_critical=self._starts_critical_after_blank())
+        return Transition(constraint.tags_of(crossing), self.parser_state, False)
 
     def fill_mask(self, mask: np.ndarray) -> None:
         """Write the permitted tokens into `mask`, int32 [ceil(V/32)], bit i % 32 of word i // 32 for token i.
@@ -278,6 +330,14 @@ class Matcher:
         del self._history[-tokens:]
         self._matcher.rollback(sum(undo.steps for undo in undone))
         _, self._progress, self._terminated = undone[0]
+
+    def _starts_critical_after_blank(self) -> bool:
+        if not self._matcher.accept_string(b" "):
+            return False
+        markers = self.constraint.table.read(self._matcher).markers
+        self._matcher.rollback(1)
+        # A part that can hold the blank itself (a name of two words, a text) goes on and does not start.
+        return any(m.critical and m not in self._progress.frontier.markers for m in markers)
 
     def _is_text(self, token_id: int) -> bool:
         return 0 <= token_id < len(self.constraint.tokenizer.token_bytes)

@@ -33,8 +33,11 @@ class Marker:
         critical: whether a frontier at the start of this region is ``lookahead_critical``.
         path: where in the schema, for messages; "" for parts shared by several places.
         expected: what the part accepts, in words, for messages.
-        texts: all sentences of the part, if it is a choice of fixed texts.
+        texts: all sentences of the part, if it is a choice of fixed texts; in lower case if `fold`.
         alphabet: the bytes that can occur, if it is open; None allows every byte.
+        fold: whether ASCII letters of `texts` may be in either case.
+        weak: whether the part gives way where a byte may as well belong to one that is not weak: the schema decides
+            between a declared name and a name that anyone may make up (PASK B.1, "schema context").
     """
 
     kind: str
@@ -46,6 +49,8 @@ class Marker:
     expected: str = ""
     texts: frozenset[bytes] | None = None
     alphabet: frozenset[int] | None = None
+    fold: bool = False
+    weak: bool = False
     _prefixes: frozenset[bytes] = field(init=False, repr=False, default=frozenset())
     _unfinished: frozenset[bytes] = field(init=False, repr=False, default=frozenset())
 
@@ -58,8 +63,15 @@ class Marker:
     def consumes(self, read: bytes, byte: int) -> bool:
         """Whether `byte` can follow `read` (what the part has consumed so far; empty for open parts)."""
         if self.texts is not None:
-            return read + bytes((byte,)) in self._prefixes
+            return self.reads(read, byte) in self._prefixes
         return self.alphabet is None or byte in self.alphabet
+
+    def reads(self, read: bytes, byte: int) -> bytes:
+        """What the part has consumed after `byte`; empty for open parts."""
+        if self.texts is None:
+            return b""
+        text = read + bytes((byte,))
+        return text.lower() if self.fold else text
 
     def ends(self, read: bytes) -> bool:
         """Whether the part can end after `read`."""
@@ -141,6 +153,8 @@ class MarkerTable:
             the progress after it, and the markers that may have consumed it, each with "it can end here".
         """
         before, reading, context = progress
+        # A part that has ended may also begin anew.
+        reading = {m: b"" if m.ends(read) and not m.consumes(read, byte) else read for m, read in reading.items()}
         candidates = [m for m in before.markers if m.consumes(reading.get(m, b""), byte)]
         if before.unmarked:
             # Schema context (PASK B.1): an unmarked state belongs to the part that came before it.
@@ -150,7 +164,7 @@ class MarkerTable:
         after = self.read(matcher)
         consumed, going_on = {}, {}
         for marker in candidates:
-            read = reading.get(marker, b"") + bytes((byte,)) if marker.texts is not None else b""
+            read = marker.reads(reading.get(marker, b""), byte)
             consumed[marker] = marker.ends(read)
             if marker in after.markers and marker.goes_on(read):
                 going_on[marker] = read
@@ -165,8 +179,10 @@ def cross(steps: Sequence[dict[Marker, bool]], progress: Progress) -> Crossing:
         progress: where the tracer stands after it.
     """
     kept: list[set[Marker]] = [set(step) for step in steps]
-    for i in range(len(kept) - 2, -1, -1):
-        kept[i] = {m for m in kept[i] if _continues(m, steps[i], kept[i + 1])} or kept[i]
+    for i in range(len(kept) - 1, -1, -1):
+        if i + 1 < len(kept):
+            kept[i] = {m for m in kept[i] if _continues(m, steps[i], kept[i + 1])} or kept[i]
+        kept[i] = {m for m in kept[i] if not m.weak} or kept[i]
     inside = set.intersection(*kept)
     crossed = dict.fromkeys(m for here in kept for m in here)
     starts = any(m.critical and m not in progress.reading for m in progress.frontier.markers)

@@ -27,15 +27,12 @@ up (in free-form objects) are free generation.
 """
 
 import json
-from typing import NamedTuple
-
-import xgrammar
 
 from jaxkv.errors import RequestError, SchemaError
 from jaxkv.grammar import values as v
 from jaxkv.grammar.constraint import GrammarConstraint, TokenizerLike
 from jaxkv.grammar.ebnf import GrammarBuilder, choice, literal
-from jaxkv.grammar.frontier import Marker, Progress
+from jaxkv.grammar.frontier import Marker
 from jaxkv.grammar.numeric_range import UNBOUNDED, Bounds, integer_range, number_range
 from jaxkv.grammar.schema import Tool, read_tools
 from jaxkv.grammar.tags import CALL_VOCABULARY
@@ -64,14 +61,6 @@ _FIXED_PARTS = {
     "colon": ('": ', "the end of the key and ': '"),
     "quote": ('"', "the closing quote"),
 }
-
-
-class Acceptance(NamedTuple):
-    """Whether a text is a sentence; if not, the character position of the first fault, and the reason with its path."""
-
-    accepted: bool
-    position: int
-    reason: str
 
 
 class FunctionCalls(GrammarConstraint):
@@ -105,26 +94,6 @@ class FunctionCalls(GrammarConstraint):
         builder = _CallGrammar(self.tools, parallel, max_calls, marked=marked)
         super().__init__(builder, CALL_VOCABULARY, tokenizer)
 
-    def accepts(self, text: str) -> Acceptance:
-        """Whether `text` is a complete sentence of the grammar."""
-        matcher = self.matcher()
-        progress = self.table.start(matcher)
-        try:
-            data = text.encode()
-        except UnicodeEncodeError as error:
-            return Acceptance(False, error.start, "a lone surrogate is not text")
-        place = ""
-        for i, byte in enumerate(data):
-            here = progress
-            if not matcher.accept_string(data[i : i + 1]):
-                position = len(data[:i].decode(errors="ignore"))
-                return Acceptance(False, position, self._reason(matcher, here, place, f"found {text[position]!r}"))
-            progress, _ = self.table.step(progress, byte, matcher)
-            place = next((m.path for m in progress.frontier.markers if m.path), place)
-        if matcher.is_completed():
-            return Acceptance(True, len(text), "")
-        return Acceptance(False, len(text), self._reason(matcher, progress, place, "the text ends here"))
-
     def parse(self, text: str) -> list[dict]:
         """The calls of a complete sentence, each ``{"name": str, "arguments": dict}``.
 
@@ -136,21 +105,6 @@ class FunctionCalls(GrammarConstraint):
             raise RequestError(f"not a function call at character {acceptance.position}: {acceptance.reason}")
         calls = json.loads(text)
         return calls if isinstance(calls, list) else [calls]
-
-    def _reason(self, matcher: xgrammar.GrammarMatcher, progress: Progress, place: str, found: str) -> str:
-        markers = progress.frontier.markers
-        place = next((m.path for m in markers if m.path), place) or "the call"
-        expected = " or ".join(dict.fromkeys(m.expected for m in markers if m.expected)) or "the end"
-        following = bytes(b for b in range(256) if _can_follow(matcher, b))
-        shown = f" (next: {following.decode()!r})" if following.isascii() and 0 < len(following) <= 12 else ""
-        return f"{place}: expected {expected}{shown}, {found}"
-
-
-def _can_follow(matcher: xgrammar.GrammarMatcher, byte: int) -> bool:
-    if not matcher.accept_string(bytes((byte,))):
-        return False
-    matcher.rollback(1)
-    return True
 
 
 class _CallGrammar(GrammarBuilder):

@@ -77,3 +77,13 @@ CALL_VOCABULARY = TagVocabulary(
     nexts=("lookahead_critical", "no_lookahead"),
 )
 """The function-calling column of PASK Table 5: 3 x 4 x 2 x 2 = 48 tags."""
+
+SQL_VOCABULARY = TagVocabulary(
+    family="sql",
+    classes=("pure_scaffold", "schema_bearing", "free_generation"),
+    roles=("projection", "relation", "predicate", "outside_schema"),
+    states=("stable", "boundary", "critical"),
+    nexts=("lookahead_critical", "no_lookahead"),
+    rest_state="stable",
+)
+"""The text-to-SQL column of PASK Table 5: 3 x 4 x 3 x 2 = 72 tags."""

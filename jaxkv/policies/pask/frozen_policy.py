@@ -5,14 +5,14 @@ from fractions import Fraction
 from typing import Any
 
 from jaxkv.grammar.prompt_labels import PROMPT_LABELS
-from jaxkv.grammar.tags import CALL_VOCABULARY, TagVocabulary
+from jaxkv.grammar.tags import CALL_VOCABULARY, SQL_VOCABULARY, TagVocabulary
 from jaxkv.policies.base import DEFAULT_SINKS, DEFAULT_WINDOW
 from jaxkv.policies.pask.table import Entry, fallback_actions
 from jaxkv.state.actions import ACTION_NAMES
 from jaxkv.state.payload import GROUP_NAMES, HIGH_BITS, LOW_BITS, SCALE_BITS
 
 FORMAT = 1
-GRAMMARS: dict[str, TagVocabulary] = {CALL_VOCABULARY.family: CALL_VOCABULARY}
+GRAMMARS: dict[str, TagVocabulary] = {one.family: one for one in (CALL_VOCABULARY, SQL_VOCABULARY)}
 TAG_FIELDS = ("classes", "roles", "states", "nexts")
 # What this version of jaxkv implements. A file that says otherwise cannot be honoured.
 QUANTIZER = {
