@@ -2,6 +2,7 @@
 
     python scripts/evaluate.py bfcl --categories simple_python --limit 40 --policy full,structural-prior \
         --check 'full.correct >= 19' --json figures.json
+    python scripts/evaluate.py sql --data FOLDER --policy full,all_high_sql --limit 40 --json figures.json
 
 Finished cases lie in the output folder, one journal a policy; a run with the same configuration goes on where the last
 one stopped. Exit code 0; 1 when a check does not hold (the last line names its figure); 2 for a bad input.
@@ -63,6 +64,42 @@ class Bfcl:
     full.same_tokens_as_transformers (number of cases)."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Sql:
+    """Text-to-SQL from a folder in BIRD's or GeoQuery's format, judged by executing the queries (BIRD's EX).
+
+    Figures, `<policy>.<figure>` over all questions and `<policy>.<difficulty>.<figure>`: correct, executable (queries
+    that ran within the limits), total, accuracy; ratio_total, ratio_prefill, ratio_decode, ratio_live,
+    allocated_bytes, same_tokens_as_full as for bfcl; and `<policy>.calibrated`.
+    """
+
+    data: Path
+    """Folder with the questions' JSON file and the databases."""
+    limit: int | None = None
+    """Number of questions."""
+    stride: int = 1
+    """Take every so many-th question."""
+    policy: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Policy names or files, comma-separated or repeated; full by default."""
+    transfer: bool = False
+    """Use policies that were made for another model."""
+    batch: int = 1
+    """Rows that are generated together."""
+    max_new_tokens: int = 200
+    """Longest answer in tokens."""
+    model: str = "smollm2-135m"
+    """Model name, Hugging Face folder or hub id."""
+    json: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """Write the figures as JSON; - is standard output, alone."""
+    check: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="EXPRESSION")] = ()
+    """A bound on a figure, such as 'full.correct >= 19'; repeatable."""
+    out: Path = Path("runs/sql")
+    """Folder of the journals and of run.json."""
+    grammar_coverage: bool = False
+    """Generate nothing; feed the expected queries to the grammars. Figures: gold_accepted (share), gold_total and
+    gold_rejected_by_sqlite_too (how many of the rejected SQLite cannot run either)."""
+
+
 def listed(values: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
     """Comma-separated or repeated values, each once, in order."""
     names = [name.strip() for value in values for name in value.split(",") if name.strip()]
@@ -82,9 +119,7 @@ def bfcl(arguments: Bfcl) -> int:
     categories = listed(arguments.categories, CATEGORIES)
     policies = listed(arguments.policy, ("full", "structural-prior"))
     check_selection(categories, arguments.limit, arguments.stride)
-    for name in ("batch", "max_new_tokens"):
-        if getattr(arguments, name) < 1:
-            raise EvaluationError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: give at least 1")
+    check_at_least_one(arguments)
 
     from jaxkv.evaluation.bfcl_run import figure_names
     from jaxkv.policies.registry import load_policy
@@ -167,10 +202,88 @@ def accuracy(
     return finish(figures, arguments.json, checks)
 
 
+def sql(arguments: Sql) -> int:
+    from jaxkv.evaluation import sql_run
+    from jaxkv.evaluation.sql import load as load_questions
+    from jaxkv.policies.registry import load_policy
+
+    policies = listed(arguments.policy, ("full",))
+    check_at_least_one(arguments)
+    loaded = [load_policy(name, transfer=arguments.transfer) for name in policies]
+    names = [policy.name for policy in loaded]
+    if len(set(names)) < len(names):
+        raise EvaluationError(f"the policies {', '.join(policies)} share a name; run them one at a time")
+    sql_run.check_policies(loaded)
+    found = load_questions(arguments.data, limit=arguments.limit, stride=arguments.stride)
+    questions = found.questions
+    levels = sql_run.difficulties(questions)
+    known = sql_run.figure_names(names, levels, coverage=arguments.grammar_coverage)
+    checks = parse_checks(arguments.check, known)
+    console = output_console(arguments.json)
+    if found.left_out:
+        console.print(f"left out: {found.left_out}", markup=False)
+    if arguments.grammar_coverage:
+        return sql_coverage(arguments, questions, checks)
+
+    from jaxkv.evaluation.bfcl_run import policy_identity
+    from jaxkv.evaluation.journal import Journal
+    from jaxkv.models.loading import load_model
+
+    model = load_model(arguments.model)
+    finished, calibrated = {}, {}
+    for name in policies:
+        policy = load_policy(name, model, transfer=arguments.transfer)
+        config = sql_run.run_config(
+            model, arguments.data, arguments.max_new_tokens, batch=arguments.batch, policy=policy_identity(policy)
+        )
+        with Journal(arguments.out / f"{policy.name}.jsonl", config) as journal:
+            done = sum(question.id in journal.finished for question in questions)
+            with progress(console, policy.name, len(questions), done) as on_question:
+                sql_run.run_policy(
+                    model,
+                    policy,
+                    questions,
+                    journal,
+                    rows=arguments.batch,
+                    max_new_tokens=arguments.max_new_tokens,
+                    on_question=on_question,
+                )
+            finished[policy.name] = journal.finished
+        calibrated[policy.name] = policy.calibrated
+        if not policy.calibrated:
+            console.print(f"{policy.name} is not calibrated: its values were set by hand", markup=False)
+    figures = sql_run.figures(finished, questions, calibrated)
+    run_record(arguments.out / "run.json", arguments, figures)
+    return finish(figures, arguments.json, checks)
+
+
+def sql_coverage(arguments: Sql, questions: Sequence, checks: Sequence[Check]) -> int:
+    from jaxkv.evaluation.sql_coverage import grammar_coverage
+
+    console = output_console(arguments.json)
+    with progress(console, "expected queries", len(questions)) as on_question:
+        found = grammar_coverage(questions, on_question)
+    console.print(f"{found.total - len(found.rejected)} of {found.total} accepted", markup=False)
+    for rejection in found.rejected:
+        console.print(f"  {rejection}", markup=False, soft_wrap=True)
+    figures = {
+        "gold_accepted": found.share,
+        "gold_total": found.total,
+        "gold_rejected_by_sqlite_too": sum(bool(rejection.sqlite) for rejection in found.rejected),
+    }
+    return finish(figures, arguments.json, checks)
+
+
+def check_at_least_one(arguments: Bfcl | Sql) -> None:
+    for name in ("batch", "max_new_tokens"):
+        if getattr(arguments, name) < 1:
+            raise EvaluationError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: give at least 1")
+
+
 def cli(arguments: Sequence[str] | None = None) -> int:
     """Run the script with these command-line arguments, by default the process's; gives the exit code."""
-    parsed = tyro.extras.subcommand_cli_from_dict({"bfcl": Bfcl}, description=__doc__, args=arguments)
-    return run_script(lambda: bfcl(parsed))
+    parsed = tyro.extras.subcommand_cli_from_dict({"bfcl": Bfcl, "sql": Sql}, description=__doc__, args=arguments)
+    return run_script(lambda: sql(parsed) if isinstance(parsed, Sql) else bfcl(parsed))
 
 
 if __name__ == "__main__":

@@ -303,6 +303,7 @@ class Engine:
             token_ids=tuple(row.token_ids),
             tokens=records,
             calls=calls,
+            vocabulary=None if row.request.constraint is None else row.request.constraint.vocabulary,
             finish_reason=reason,
             error=error,
             prompt_ids=tuple(row.prompt),

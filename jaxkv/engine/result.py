@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int8
 
+from jaxkv.grammar.tags import TagVocabulary
 from jaxkv.state.payload import Cost
 
 
@@ -28,6 +29,7 @@ class GenerationResult:
 
     `finish_reason` is "stop" (a stop token), "length" (the token limit, or the context's end: the answer may be
     incomplete and `calls` is None) or "error" (`error` says what failed; the other rows of the batch are unaffected).
+    `vocabulary` names the ids in the tokens' `tags`; None without a constraint.
     `calibrated` is False for a policy whose values were set by hand: its figures say nothing of the method.
     """
 
@@ -49,6 +51,12 @@ class GenerationResult:
     sinks: int
     seconds_prefill: float
     seconds_decode: float
+    vocabulary: TagVocabulary | None = None
+
+    @property
+    def sql(self) -> str | None:
+        """The query, if the constraint was `SqlQueries` and the answer is complete; else None."""
+        return self.calls[0].get("sql") if self.calls else None
 
     def report(self, path: str | os.PathLike) -> None:
         """Write the run as one self-contained HTML page: every token, coloured by its action in each layer group."""

@@ -1,7 +1,8 @@
 r"""SQL queries: a SQLite schema -> marked EBNF, and the structural tags of PASK's text-to-SQL vocabulary.
 
 A sentence is one SELECT statement in SQLite's dialect, with an optional semicolon (`jaxkv.grammar.sql_rules` has the
-rules). Keywords and names may be in any case, as in SQLite. There is one blank where SQL needs one, and one blank or
+rules). Keywords are in capitals or in small letters, names of the schema in any case, as in
+SQLite. There is one blank where SQL needs one, and one blank or
 none around operators, commas and parentheses; no other blanks and no comments (free blanks let small models loop).
 
 Which byte belongs to which part (PASK Table 5):

@@ -1,6 +1,6 @@
 """A short notation for SQL rules, and the two lexical rules that a grammar makes from lists of words.
 
-In a rule's body a word in capitals is a keyword in any case, ``_`` one blank, ``~`` an optional blank, ``'...'`` a
+In a rule's body a word in capitals is a keyword, ``_`` one blank, ``~`` an optional blank, ``'...'`` a
 text; all else is EBNF. A blank before a rule's name becomes part of a helper rule, ``_ expr`` of ``gap_expr`` and
 ``~ expr`` of ``opt_expr``, for the sake of masks: a blank in a rule of its own would leave every token that begins with
 a blank undecided when masks are compiled (milliseconds a mask), and one written out in every body would be compiled for
@@ -46,8 +46,8 @@ def expand(body: str, word: Callable[[str], str] | None = None) -> tuple[str, di
 
 
 def keyword(word: str) -> str:
-    """`word` in any case."""
-    return " ".join(f"[{c.lower()}{c.upper()}]" if c.isascii() and c.isalpha() else literal(c) for c in word)
+    """`word` in capitals or in small letters, as one element."""
+    return f"({literal(word.upper())} | {literal(word.lower())})"
 
 
 def name_in_any_case(name: str) -> str:

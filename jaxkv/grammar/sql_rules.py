@@ -15,7 +15,8 @@ l      loose: free identifiers too, and in nested queries also as tables. Querie
        list has an alias
 =====  ================================================================================================
 
-A SELECT without FROM has its own, small expressions: numbers, texts and sub-queries in arithmetic, CAST and functions.
+A SELECT without FROM has its own, small expressions: a sub-query comes first, alone, in CAST or in a function, and
+may go on in arithmetic with others, numbers and texts. So no query can end before it has named a table.
 """
 
 from typing import Final
@@ -113,12 +114,12 @@ _SELECT: Final = {
     "item_l": "star | expr_p_l | expr_p_l alias_p",
     "items_n": "item_n | item_n ~ ',' ~ items_n",
     "item_n": "expr_n | expr_n alias_p",
-    "expr_n": "operand_n tail_n*",
+    "expr_n": "first_n tail_n*",
+    "first_n": "'(' ~ query_s ~ ')' | '(' ~ expr_n ~ ')' | scalar_p ~ '(' ~ expr_n ~ ')' | "
+    "scalar_p ~ '(' ~ expr_n ~ ',' ~ args_n ~ ')' | CAST ~ '(' ~ expr_n _ AS _ type_p ~ ')'",
     "tail_n": "~ symbol ~ operand_n | ~ '-' _ operand_n | ~ '-' operand_n",
-    "operand_n": "number_p | string_p | '-' number_p | '(' ~ query_s ~ ')' | '(' ~ expr_n ~ ')' | "
-    "scalar_p arguments_n | moment_p nothing | CAST ~ '(' ~ expr_n _ AS _ type_p ~ ')'",
-    "arguments_n": "~ '(' ~ args_n ~ ')'",
-    "args_n": "expr_n | expr_n ~ ',' ~ args_n",
+    "operand_n": "number_p | string_p | '-' number_p | first_n",
+    "args_n": "operand_n tail_n* | operand_n tail_n* ~ ',' ~ args_n",
     "first_s": "paren_p_s tail_p_s* | paren_p_s tail_p_s* ~ ',' ~ items_s",
     "first_a": "paren_p_s tail_p_s* alias_p | paren_p_s tail_p_s* alias_p ~ ',' ~ items_s",
     "first_l": "paren_p_l tail_p_l* | paren_p_l tail_p_l* alias_p | paren_p_l tail_p_l* ~ ',' ~ items_l",

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxkv.errors import PolicyError
+from jaxkv.grammar.tags import SQL_VOCABULARY
 from jaxkv.policies.base import Policy
 from jaxkv.policies.full import FullKV
 from jaxkv.policies.pask.all_high import all_high
@@ -15,7 +16,7 @@ FROZEN = Path(__file__).parent / "frozen"
 
 def policy_names() -> tuple[str, ...]:
     """Names that `load_policy` knows: built-in policies, then the frozen tables of the package."""
-    return ("full", "all_high", *sorted(path.stem for path in FROZEN.glob("*.json")))
+    return ("full", "all_high", "all_high_sql", *sorted(path.stem for path in FROZEN.glob("*.json")))
 
 
 def load_policy(name_or_path: str | Path, model: Any = None, *, transfer: bool = False) -> Policy:
@@ -30,6 +31,8 @@ def load_policy(name_or_path: str | Path, model: Any = None, *, transfer: bool =
         return FullKV()
     if name_or_path == "all_high":
         return Pask(all_high())
+    if name_or_path == "all_high_sql":
+        return Pask(all_high(SQL_VOCABULARY))
     frozen = read_policy(_find(name_or_path))
     report_differences(frozen.name, differences(frozen), transfer)
     policy = Pask(frozen, transfer=transfer)

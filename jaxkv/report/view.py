@@ -66,7 +66,8 @@ class ActionCounts:
 
 
 def answer_tokens(result: "GenerationResult", vocabulary: Any = None) -> list[TokenView]:
-    """The generated tokens. `vocabulary` names the tags; by default the function-call vocabulary does."""
+    """The generated tokens. `vocabulary` names the tags; by default the result's own does."""
+    vocabulary = vocabulary or getattr(result, "vocabulary", None)
     offset = len(result.prompt_ids)
     return [
         TokenView(

@@ -77,9 +77,9 @@ SELECT n.total FROM (SELECT total FROM big) AS n
 SELECT n.x + x FROM (SELECT total AS x FROM big) AS n JOIN customers ON n.x = customers.id
 SELECT MAX(x) FROM (SELECT COUNT(*) AS x FROM orders GROUP BY customer_id)
 SELECT name FROM customers UNION ALL SELECT product FROM "line items" ORDER BY name
-SELECT id FROM customers INTERSECT SELECT customer_id FROM orders EXCEPT SELECT 3
+SELECT id FROM customers INTERSECT SELECT customer_id FROM orders EXCEPT SELECT order_id FROM big
 SELECT (SELECT COUNT(*) FROM orders) - (SELECT COUNT(*) FROM customers)
-WITH t AS (SELECT id FROM orders), u(a) AS (SELECT 1) SELECT COUNT(*) FROM t WHERE id > (SELECT MAX(a) FROM u)
+WITH t AS (SELECT id FROM orders), u(a) AS (SELECT id FROM big) SELECT COUNT(*) FROM t WHERE id > (SELECT MAX(a) FROM u)
 SELECT RANK() OVER (PARTITION BY city ORDER BY name) AS r, SUM(id) OVER () FROM customers
 SELECT COUNT(*) FILTER (WHERE id > 1) FROM customers
 SELECT name AS "the name" FROM customers
@@ -88,6 +88,8 @@ SELECT name AS "the name" FROM customers
 REFUSED = [
     ("", 0, "SELECT"),
     ("SELECT", 6, "the text ends here"),
+    ("SELECT 1", 8, "the text ends here"),
+    ("SeLeCt id FROM orders", 1, "(next: 'E'), found 'e'"),
     ("DELETE FROM orders", 0, "expected WITH or SELECT"),
     ("SELECT bogus FROM orders", 24, "the text ends here"),
     ("SELECT customers.total FROM orders", 17, "a column"),

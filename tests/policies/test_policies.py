@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxkv.errors import PolicyError, RequestError
-from jaxkv.grammar.tags import CALL_VOCABULARY, UNRESOLVED
+from jaxkv.grammar.tags import CALL_VOCABULARY, SQL_VOCABULARY, UNRESOLVED
 from jaxkv.policies import Policy, load_policy, policy_names
 from jaxkv.state.actions import HIGH, RELEASE
 from jaxkv.state.payload import KVSpec, group_costs, request_cost
@@ -26,7 +26,7 @@ def transition(*tags, parser_state="string"):
 
 
 def test_names():
-    assert policy_names() == ("full", "all_high", "structural-prior")
+    assert policy_names() == ("full", "all_high", "all_high_sql", "structural-prior")
 
 
 @every_policy
@@ -37,7 +37,7 @@ def test_policies_follow_the_protocol(name):
     assert policy.calibrated is (name != "structural-prior")
     assert (policy.window, policy.sinks, policy.groups) == (16, 4, ("lower", "middle", "upper"))
     assert policy.needs.tags is (name != "full")
-    assert policy.vocabulary in (None, CALL_VOCABULARY)
+    assert policy.vocabulary == {"full": None, "all_high_sql": SQL_VOCABULARY}.get(name, CALL_VOCABULARY)
 
 
 @every_policy
@@ -143,6 +143,7 @@ def test_full_kv_takes_any_number_of_groups():
 @pytest.mark.parametrize("name", ["half", "structural_prior", ""])
 def test_unknown_names_list_the_known_ones(name):
     with pytest.raises(
-        PolicyError, match=f"unknown policy {name!r}; known are full, all_high, structural-prior, or the path"
+        PolicyError,
+        match=f"unknown policy {name!r}; known are full, all_high, all_high_sql, structural-prior, or the path",
     ):
         load_policy(name)

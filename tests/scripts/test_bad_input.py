@@ -112,6 +112,23 @@ def test_evaluate_refuses(refusal, tmp_path, options, expected):
 
 
 @pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--data", "nowhere"], ["nowhere is no folder"]),
+        (["--data", "tests"], ["neither a *_databases folder"]),
+        (["--data", "tests", "--stride", "0"], ["stride 0"]),
+        (["--data", "tests", "--batch", "0"], ["--batch 0"]),
+        (["--data", "tests", "--policy", "structural-prior"], ["'structural-prior'", "all_high_sql"]),
+    ],
+)
+def test_evaluate_sql_refuses(refusal, tmp_path, options, expected):
+    message = refusal("evaluate", "sql", "--out", tmp_path / "runs", *options)
+    for part in expected:
+        assert part in message
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
     ("script", "arguments", "expected"),
     [
         ("generate.py", ["--tools", "nowhere.json", "--messages", "examples/messages.json"], "nowhere.json"),
