@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from jaxkv.evaluation.figures import Figure
 from jaxkv.ops.attention_mass import attention_mass
@@ -27,6 +27,7 @@ from jaxkv.ops.quantize import quantize
 SHARES: Final = {"1.0": (1.0, 0.0), "0.5": (0.37, 0.5), "0.33": (0.2, 0.5)}
 WINDOW: Final = 16
 ROUNDS: Final = 7
+QUERIES, PAGES, PAGE_SLOTS = 8, 64, 16  # what a commit of CommitKV measures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,22 +115,18 @@ def benchmark(shapes: Sequence[Shape], *, layers: int, seconds: float, dtype: st
 
 def _other_ops(shape: Shape, layers: int, dtype: str, bandwidth: float) -> Iterator[dict[str, Figure]]:
     heads = LAYOUTS[shape.layout]
-    q, caches, position, _ = operands_of(heads, dataclasses.replace(shape, ratio="0.33"), layers, dtype, queries=8)
-    lse = jnp.full(q.shape[:3], 10.0)
-    slots = sum(part.position.shape[1] for part in (caches[0].high, caches[0].low, caches[0].recent))
-    pages, size = 64, 16
-    chosen = jax.random.randint(jax.random.key(0), (shape.rows, pages, size), 0, slots, jnp.int32)
+    q, caches, position, lse, pages = probe_operands(heads, dataclasses.replace(shape, ratio="0.33"), layers, dtype)
     itemsize = jnp.dtype(dtype).itemsize
-    vectors = shape.rows * heads.kv_heads * shape.tokens
-    x = jax.random.normal(jax.random.key(1), (layers, vectors, heads.head_dim), jnp.float32).astype(dtype)
+    x = vectors_of(heads, shape, layers, dtype)
+    vectors = x.shape[1]
     scale = heads.head_dim**-0.5
-    page_bytes = 2 * shape.rows * heads.kv_heads * pages * size * heads.head_dim * itemsize
-    out_bytes = 4 * shape.rows * pages * heads.heads * q.shape[1] * (heads.head_dim + 1)
+    page_bytes = 2 * shape.rows * heads.kv_heads * PAGES * PAGE_SLOTS * heads.head_dim * itemsize
+    out_bytes = 4 * shape.rows * PAGES * heads.heads * q.shape[1] * (heads.head_dim + 1)
     cache_bytes = attention_bytes(dataclasses.replace(shape, ratio="0.33"), dtype) // 2  # keys only
     runs: dict[str, tuple[int, Callable[..., Any], tuple[Any, ...]]] = {
         "deletion_effect": (
             page_bytes + out_bytes,
-            lambda c: [deletion_effect(q, position, lse, layer, chosen, scale=scale) for layer in c],
+            lambda c: [deletion_effect(q, position, lse, layer, pages, scale=scale) for layer in c],
             (caches,),
         ),
         "attention_mass": (
@@ -206,6 +203,20 @@ def operands_of(heads: Heads, shape: Shape, layers: int, dtype: str, queries: in
     return make(jax.random.key(0))
 
 
+def probe_operands(heads: Heads, shape: Shape, layers: int, dtype: str) -> tuple[Any, ...]:
+    """Queries, caches, positions, log-sum-exps and pages of random slots, for the ops over numbered slots."""
+    q, caches, position, _ = operands_of(heads, shape, layers, dtype, queries=QUERIES)
+    slots = sum(part.position.shape[1] for part in (caches[0].high, caches[0].low, caches[0].recent))
+    pages = jax.random.randint(jax.random.key(0), (shape.rows, PAGES, PAGE_SLOTS), 0, slots, jnp.int32)
+    return q, caches, position, jnp.full(q.shape[:3], 10.0), pages
+
+
+def vectors_of(heads: Heads, shape: Shape, layers: int, dtype: str) -> Float[Array, "L N D"]:
+    """Random vectors to quantise: the keys of all tokens, a layer at a time."""
+    vectors = shape.rows * heads.kv_heads * shape.tokens
+    return jax.random.normal(jax.random.key(1), (layers, vectors, heads.head_dim), jnp.float32).astype(dtype)
+
+
 def mixed_seconds(heads: Heads, shape: Shape, layers: int, dtype: str, implementation: str | None = None) -> float:
     """Seconds of one layer's `mixed_attention` for one new token a row."""
     q, caches, position, new = operands_of(heads, shape, layers, dtype)
@@ -250,11 +261,6 @@ def dense_seconds(heads: Heads, shape: Shape, layers: int, dtype: str) -> float 
                 raise
             print(f"dot_product_attention: no cuDNN for {shape.name}: {str(error).splitlines()[0]}", flush=True)
     return min(times)
-
-
-def full_kv_seconds(heads: Heads, shape: Shape, dtype: str) -> float:
-    """Seconds of `mixed_attention` with every token at full precision: what Full KV costs in this library."""
-    return mixed_seconds(heads, dataclasses.replace(shape, ratio="1.0"), 1, dtype)
 
 
 def copy_bandwidth() -> float:

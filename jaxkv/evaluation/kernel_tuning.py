@@ -4,12 +4,10 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxkv.errors import KernelError
-from jaxkv.evaluation.kernel_benchmark import Heads, Shape, operands_of, seconds_of
+from jaxkv.evaluation.kernel_benchmark import Heads, Shape, operands_of, probe_operands, seconds_of, vectors_of
 from jaxkv.pallas.attention_mass import attention_mass_triton
 from jaxkv.pallas.configs import Config, stored
 from jaxkv.pallas.deletion_effect import deletion_effect_triton
@@ -21,7 +19,7 @@ HEAD_DIMS: Final = (64, 80, 96, 128, 256)
 # A long cache of a small batch: the case that block sizes and splits matter for.
 SHAPE: Final = Shape("qwen3-4b", tokens=32_768, rows=8, ratio="0.33")
 LAYERS: Final = 4
-PAGES, PAGE_SIZE, QUERIES, CHUNK = 64, 16, 8, 64
+CHUNK: Final = 64
 
 
 def candidates(op: str, head_dim: int, multiprocessors: int) -> Iterator[Config]:
@@ -40,12 +38,11 @@ def measurement(op: str, head_dim: int) -> Callable[[Config], float]:
     heads = Heads(heads=32, kv_heads=8, head_dim=head_dim)
     scale = head_dim**-0.5
     if op == "quantize":
-        vectors = SHAPE.rows * heads.kv_heads * SHAPE.tokens
-        x = jax.random.normal(jax.random.key(0), (LAYERS, vectors, head_dim), jnp.bfloat16)
+        x = vectors_of(heads, SHAPE, LAYERS, "bfloat16")
         return lambda config: seconds_of(lambda y: [quantize_triton(one, config=config) for one in y], x) / LAYERS
-    tokens = {"mixed_attention": 1, "mixed_attention_chunk": CHUNK}.get(op, QUERIES)
-    q, caches, position, new = operands_of(heads, SHAPE, LAYERS, "bfloat16", queries=tokens)
     if op.startswith("mixed_attention"):
+        tokens = CHUNK if op == "mixed_attention_chunk" else 1
+        q, caches, position, new = operands_of(heads, SHAPE, LAYERS, "bfloat16", queries=tokens)
 
         def attend(config: Config) -> float:
             def step(q: Array, caches: Sequence[Any], position: Array, new: Any) -> Array:
@@ -58,7 +55,7 @@ def measurement(op: str, head_dim: int) -> Callable[[Config], float]:
             return seconds_of(step, q, caches, position, new) / LAYERS
 
         return attend
-    lse = jnp.full(q.shape[:3], 10.0)
+    q, caches, position, lse, pages = probe_operands(heads, SHAPE, LAYERS, "bfloat16")
     if op == "attention_mass":
         return lambda config: (
             seconds_of(
@@ -70,8 +67,6 @@ def measurement(op: str, head_dim: int) -> Callable[[Config], float]:
             )
             / LAYERS
         )
-    slots = sum(part.position.shape[1] for part in (caches[0].high, caches[0].low, caches[0].recent))
-    pages = jax.random.randint(jax.random.key(0), (SHAPE.rows, PAGES, PAGE_SIZE), 0, slots, jnp.int32)
     return lambda config: (
         seconds_of(
             lambda c: [

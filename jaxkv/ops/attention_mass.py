@@ -44,8 +44,7 @@ def attention_mass(
     Returns:
       float32, 0 for empty slots.
     """
-    if q.shape[2] % layer.recent.k.shape[1]:
-        raise ValueError(f"{q.shape[2]} query heads are not a multiple of {layer.recent.k.shape[1]} KV heads")
+    layer.check_heads(q.shape[2])
     options = {"scale": scale, "window": window}
     return run(
         "attention_mass",

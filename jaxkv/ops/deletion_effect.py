@@ -52,8 +52,7 @@ def deletion_effect(
     Returns:
       s and u, float32.
     """
-    if q.shape[2] % layer.recent.k.shape[1]:
-        raise ValueError(f"{q.shape[2]} query heads are not a multiple of {layer.recent.k.shape[1]} KV heads")
+    layer.check_heads(q.shape[2])
     options = {"scale": scale, "window": window}
     return run(
         "deletion_effect",

@@ -43,3 +43,9 @@ class LayerKV:
     high: DensePart
     low: LowPart
     recent: DensePart
+
+    def check_heads(self, heads: int) -> None:
+        """Raise ValueError unless `heads` query heads share the KV heads evenly."""
+        kv_heads = self.recent.k.shape[1]
+        if heads % kv_heads:
+            raise ValueError(f"{heads} query heads are not a multiple of {kv_heads} KV heads")

@@ -71,8 +71,7 @@ def mixed_attention(
     Returns:
       The output in q's dtype, zeros for a query that sees nothing; with `return_lse`, a pair.
     """
-    if q.shape[2] % layer.recent.k.shape[1]:
-        raise ValueError(f"{q.shape[2]} query heads are not a multiple of {layer.recent.k.shape[1]} KV heads")
+    layer.check_heads(q.shape[2])
     options = {"scale": scale, "window": window}
     out, lse = run(
         "mixed_attention",

@@ -23,6 +23,7 @@ from jaxkv.ops.partials import MASKED, Partial, group_queries, merge, normalize,
 from jaxkv.pallas import triton
 from jaxkv.pallas.configs import Config, load_config, splits_for
 from jaxkv.pallas.halves import Halves
+from jaxkv.pallas.slots import tile_rows
 
 
 class _Part(NamedTuple):
@@ -66,7 +67,7 @@ def mixed_attention_triton(
     m = grouped.shape[2]
     dtype = jnp.promote_types(q.dtype, layer.recent.k.dtype)
     config = config or load_config("mixed_attention" if t == 1 else "mixed_attention_chunk", d, dtype=dtype)
-    rows = 1 if m == 1 else min(max(triton.MINIMUM_DOT, pl.next_power_of_2(m)), config.query_rows)
+    rows = 1 if m == 1 else tile_rows(m, config)
 
     arguments: list[Array] = [grouped, jnp.tile(q_position, (1, h // kv_heads))]
     parts: list[_Part] = []
