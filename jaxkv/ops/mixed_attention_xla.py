@@ -72,7 +72,7 @@ def mixed_attention_xla(
         partials.append(_online(layer.low, grouped, low))
     partials.append(_softmax(joined))
 
-    out, lse = normalize(_merge(partials), sink_logits, t)
+    out, lse = normalize(merge(partials), sink_logits, t)
     return ungroup(out, t).astype(q.dtype), ungroup(lse, t)
 
 
@@ -101,13 +101,7 @@ def _softmax(blocks: list[Block]) -> Partial:
     return Partial(m, p.sum(axis=2), jnp.asarray(u))
 
 
-def _merge(partials: list[Partial]) -> Partial:
-    if len(partials) == 1:
-        return partials[0]
-    return merge(Partial(*map(jnp.stack, zip(*partials, strict=True))), axis=0)
-
-
 def _online(part: PartT, grouped: Float[Array, "B K M D"], read: Callable[[PartT], Block]) -> Partial:
     """The partial of a partition, block by block."""
     empty = Partial(jnp.full(grouped.shape[:3], MASKED), jnp.zeros(grouped.shape[:3]), jnp.zeros(grouped.shape))
-    return fold(part, grouped, lambda carry, block, _: _merge([carry, _softmax([read(block)])]), empty)
+    return fold(part, grouped, lambda carry, block, _: merge([carry, _softmax([read(block)])]), empty)

@@ -1,5 +1,7 @@
 """The pieces that every implementation of attention over partitions shares: grouped queries and softmax partials."""
 
+import functools
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import jax.numpy as jnp
@@ -42,15 +44,18 @@ def probabilities(scores: Float[Array, "*N"], lse: Float[Array, "*#N"], seen: Bo
     return jnp.exp(jnp.where(seen & (lse > MASKED), scores - lse, MASKED))
 
 
-def merge(stacked: Partial, axis: int) -> Partial:
-    """One normalisation over the disjoint partials along `axis` (PASK Eq. 15); empty ones contribute nothing."""
-    m = stacked.m.max(axis=axis, keepdims=True)
-    weight = jnp.exp(stacked.m - m)
-    return Partial(
-        m.squeeze(axis),
-        jnp.sum(weight * stacked.l, axis=axis),
-        jnp.sum(weight[..., None] * stacked.u, axis=axis),
-    )
+def merge(partials: Sequence[Partial]) -> Partial:
+    """One normalisation over disjoint partials (PASK Eq. 15); empty ones contribute nothing.
+
+    The sums are written out. As a reduction over a stack, XLA's CPU backend (jax 0.10.2) fuses them with the output
+    projection that reads them, and that fusion computes all rows but the first wrongly.
+    """
+    m = functools.reduce(jnp.maximum, [partial.m for partial in partials])
+    weights = [jnp.exp(partial.m - m) for partial in partials]
+    pairs = list(zip(weights, partials, strict=True))
+    total = functools.reduce(jnp.add, [weight * partial.l for weight, partial in pairs])
+    value = functools.reduce(jnp.add, [weight[..., None] * partial.u for weight, partial in pairs])
+    return Partial(m, total, value)
 
 
 def normalize(

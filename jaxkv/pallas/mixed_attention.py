@@ -116,7 +116,7 @@ def mixed_attention_triton(
         num_stages=config.num_stages,
         interpret=interpret,
     )
-    merged = merge(Partial(*partial), axis=2)
+    merged = merge([Partial(*(x[:, :, split] for x in partial)) for split in range(splits)])
     out, lse = normalize(merged, sink_logits, tokens=t)
     return ungroup(out, t).astype(q.dtype), ungroup(lse, t)
 

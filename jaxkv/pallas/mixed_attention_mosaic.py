@@ -96,7 +96,7 @@ def mixed_attention_mosaic_gpu(
         name="jaxkv_mixed_attention_mosaic",
         interpret=interpret,
     )
-    merged = merge(Partial(*(x[:, :, :, :m] for x in partial)), axis=2)
+    merged = merge([Partial(*(x[:, :, split, :m] for x in partial)) for split in range(splits)])
     out, lse = normalize(merged, sink_logits, tokens=t)
     return ungroup(out, t).astype(q.dtype), ungroup(lse, t)
 
