@@ -65,9 +65,7 @@ def test_rows_of_a_batch_equal_single_rows(wide, rows, high, low, low_every, imp
                 q, state.layer(layer), position, new_kv=(k, v), scale=WIDTH**-0.5, implementation=implementation
             )
 
-        return module.apply(
-            {"params": params}, tokens[:, None], position, attend, select=jnp.zeros_like(state.length)
-        )
+        return module.apply({"params": params}, tokens[:, None], position, attend, select=jnp.zeros_like(state.length))
 
     step = jax.jit(step)
     tokens = jnp.arange(rows) + 5
