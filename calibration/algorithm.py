@@ -121,6 +121,15 @@ def priorities(
     return np.divide(np.maximum(steps, 0.0), payload, out=np.zeros_like(steps), where=payload > 0)
 
 
+def round_robin(keys: int, groups: int) -> Float[np.ndarray, "Q C 2"]:
+    """Scores that upgrade in a fixed order: R -> L before L -> H, and in each the layer groups in turn (4.3)."""
+    order = [(level, key, group) for level in (0, 1) for key in range(keys) for group in range(groups)]
+    scores = np.zeros((keys, groups, 2))
+    for place, (level, key, group) in enumerate(order):
+        scores[key, group, level] = len(order) - place
+    return scores
+
+
 def greedy_path(floor: Int8[np.ndarray, "Q C"], scores: Float[np.ndarray, "Q C 2"]) -> tuple[Upgrade, ...]:
     """The upgrades from the floors to all-high, each the eligible one of the largest score (A.4).
 

@@ -31,3 +31,7 @@ class EvaluationError(JaxkvError):
 
 class KernelError(JaxkvError):
     """A GPU kernel was asked for that cannot run, or its configuration is impossible."""
+
+
+class CacheError(JaxkvError):
+    """A file of a cache folder cannot be read or written."""

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkv.engine import steps
+from jaxkv.engine.prompts import PromptCache
 from jaxkv.engine.request import Request, prompt_of
 from jaxkv.engine.result import GenerationResult, TokenRecord
 from jaxkv.engine.rows import Row, RowTables, Slots
@@ -49,6 +50,7 @@ class Engine:
       kv_dtype: storage of full-precision keys and values; by default the model's dtype.
       implementation: attention implementation, see `ops.mixed_attention`.
       profile: time the parts of every decode step (`step_times`); the host then waits where it would run ahead.
+      prompts: prompts that ran before; each prompt that is not among them runs once and is added.
 
     Attributes:
       state: the KV state.
@@ -67,16 +69,18 @@ class Engine:
         kv_dtype: str | None = None,
         implementation: str | None = None,
         profile: bool = False,
+        prompts: PromptCache | None = None,
     ):
         config = model.config
         self.model = model
-        self.spec = KVSpec(config.num_layers, config.num_kv_heads, config.head_dim)
+        self.spec = KVSpec(config.num_layers, config.num_kv_heads, config.head_dim, policy.boundaries or ())
         self.policy = policy.bind(self.spec, config.context, model.fingerprint)
         self.costs = group_costs(self.spec)
         self.rows = rows
         self.kv_dtype = kv_dtype or config.dtype
         self.implementation = implementation
         self.profile = profile
+        self.prompts = prompts
         self.state: KVState = init_state(
             self.spec,
             rows=rows,
@@ -100,9 +104,9 @@ class Engine:
         """
         queue = deque(self._prepare(request) for request in requests)
         # The state never shrinks: room for the largest request at once compiles once, room by room compiles often.
-        needed = [row.slots_at_admission(self.policy.expected_actions) for row in queue if isinstance(row, Row)]
+        needed = [row.slots_at_admission(row.policy.expected_actions) for row in queue if isinstance(row, Row)]
         if needed:
-            self._reserve(_largest(needed))
+            self.reserve(_largest(needed))
         rows: list[Row | None] = [None] * self.rows
         tables = RowTables(self.rows, self.model, self.policy.max_tags)
         try:
@@ -130,16 +134,19 @@ class Engine:
 
     def _prepare(self, request: Request) -> Row | GenerationResult:
         """The checked and tokenised request with its prompt's plan, or the result that says why it cannot be served."""
+        policy = self.policy if request.policy is None else request.policy
         try:
-            prompt = prompt_of(request, self.model, self.policy)
+            if request.policy is not None:
+                self.policy.check_row_policy(request.policy)
+            prompt = prompt_of(request, self.model, policy)
             labels = None
-            if self.policy.needs.labels:
+            if policy.needs.labels:
                 pieces = self.model.tokenizer.token_bytes
                 labels = label_tokens([pieces[token] for token in prompt])
-            actions = self.policy.plan_prompt(len(prompt), labels)
+            actions = policy.plan_prompt(len(prompt), labels)
         except JaxkvError as error:
             return self._failed(request, error)
-        row = Row(request, prompt, actions, self.policy.window, self.policy.sinks)
+        row = Row(request, policy, prompt, actions)
         row.limit = min(request.max_new_tokens, self.model.config.context - len(prompt))
         return row
 
@@ -149,22 +156,36 @@ class Engine:
         prompt, actions, request = row.prompt, row.prompt_actions, row.request
         row.matcher = None if request.constraint is None else request.constraint.start()
         length, padded = len(prompt), pad_capacity(len(prompt))
-        tokens = np.zeros((1, padded), np.int32)
-        tokens[0, :length] = prompt
         padded_actions = np.zeros((padded, actions.shape[1]), np.int8)
         padded_actions[:length] = actions
-        prompt_logits, k, v = steps.prompt_pass(
-            self.model, self.model.params, tokens, np.asarray([length], np.int32), self.kv_dtype
-        )
+        prompt_logits, k, v = self._run_prompt(prompt, padded)
         self.prefill_scratch_bytes = max(self.prefill_scratch_bytes, sum(x.nbytes for x in (*k, *v)))
         self.state, self.logits = steps.admit(
             self.state, self.logits, index, k, v, padded_actions, length, prompt_logits
         )
-        self.policy_state = self.policy.reset_row(self.policy_state, index)
+        if request.policy is None:
+            self.policy_state = self.policy.reset_row(self.policy_state, index)
+        else:
+            self.policy_state = self.policy.load_row(self.policy_state, index, request.policy)
         tables.admit(index, request, row.matcher)
         self.logits.block_until_ready()
         row.seconds_prefill = time.perf_counter() - started
         row.decode_started = time.perf_counter()
+
+    def _run_prompt(self, prompt: list[int], padded: int) -> tuple[Any, Any, Any]:
+        """Last logits, and every layer's padded K and V, of a prompt that runs now or ran before."""
+        if self.prompts is not None:
+            found = self.prompts.get(prompt, padded)
+            if found is not None:
+                return found
+        tokens = np.zeros((1, padded), np.int32)
+        tokens[0, : len(prompt)] = prompt
+        result = steps.prompt_pass(
+            self.model, self.model.params, tokens, np.asarray([len(prompt)], np.int32), self.kv_dtype
+        )
+        if self.prompts is not None:
+            self.prompts.put(prompt, *result)
+        return result
 
     def _step(self, rows: list[Row | None], tables: RowTables, on_token: OnToken | None) -> Iterator[GenerationResult]:
         """Sample for every row, finish those that are done, and feed the others' tokens to the next forward pass."""
@@ -185,6 +206,8 @@ class Engine:
                 reason = "stop"
             elif len(row.token_ids) == row.limit:
                 reason = "length"
+            elif row.request.abandon is not None and row.token_ids and row.request.abandon(row.token_ids):
+                reason = "abandoned"
             if reason is not None:
                 yield self._finish(row, reason, error)
                 self._vacate(index, rows, tables)
@@ -194,7 +217,7 @@ class Engine:
         if not fed.any():
             return
         needed = [row.slots_for_next() for row in rows if row is not None]
-        self._reserve(_largest(needed), spare=GROWTH)
+        self.reserve(_largest(needed), spare=GROWTH)
 
         clock = time.perf_counter()
         self.logits, self.state = steps.forward(
@@ -232,8 +255,8 @@ class Engine:
                 transition = row.matcher.accept(token)
                 row.matcher.fill_mask(tables.words[index])
                 tags = transition.tags
-                if self.policy.needs.tags:
-                    tables.tag_ids[index], tables.parser_state[index] = self.policy.encode(transition)
+                if row.policy.needs.tags:
+                    tables.tag_ids[index], tables.parser_state[index] = row.policy.encode(transition)
         except JaxkvError as error:
             return str(error)
         row.expect(tags, self.model.tokenizer.decode([token]))
@@ -267,8 +290,11 @@ class Engine:
         actions.block_until_ready()
         return time.perf_counter() - clock
 
-    def _reserve(self, slots: Slots, spare: int = 0) -> None:
-        """Grow the state where it lacks (high, low) slots in some group, there with room for `spare` more."""
+    def reserve(self, slots: Slots, spare: int = 0) -> None:
+        """Grow the state where it lacks (high, low) slots, a sequence over the groups each, there by `spare` more.
+
+        A run reserves what it needs by itself; called before, several runs share shapes and compiled programs.
+        """
         have = (self.state.high_capacity, self.state.low_capacity)
         want = [
             [int(w) + (spare if w > h else 0) for w, h in zip(*pair, strict=True)]
@@ -289,12 +315,13 @@ class Engine:
         decode_actions = np.asarray([r.actions for r in records], np.int8).reshape(
             len(records), len(self.policy.groups)
         )
+        policy = row.policy
         cost = request_cost(
             self.costs,
             row.prompt_actions,
             decode_actions,
-            self.policy.window,
-            self.policy.sinks,
+            policy.window,
+            policy.sinks,
             allocated_bytes(self.state),
         )
         return GenerationResult(
@@ -310,11 +337,11 @@ class Engine:
             prompt_texts=tokenizer.texts(row.prompt),
             prompt_actions=row.prompt_actions,
             cost=cost,
-            policy=self.policy.name,
-            calibrated=self.policy.calibrated,
-            groups=tuple(self.policy.groups),
-            window=self.policy.window,
-            sinks=self.policy.sinks,
+            policy=policy.name,
+            calibrated=policy.calibrated,
+            groups=tuple(policy.groups),
+            window=policy.window,
+            sinks=policy.sinks,
             seconds_prefill=row.seconds_prefill,
             seconds_decode=time.perf_counter() - row.decode_started,
         )

@@ -1,7 +1,7 @@
 """What a caller asks of the engine, and the checks that come before any work."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxkv.errors import RequestError
@@ -14,6 +14,9 @@ class Request:
     Exactly one of `messages` (a conversation, put through the tokenizer's chat template) and `prompt_ids` is given.
     `temperature` 0 is greedy; otherwise the nucleus of probability `top_p` is sampled with a key made from `seed` and
     the token's index, so that a request's tokens do not depend on the batch it runs in.
+
+    `policy` is a policy of the request's own, for an engine whose policy gives each row its own (`PaskRows`).
+    `abandon(token_ids)` is asked after every generated token; True ends the request as "abandoned".
     """
 
     messages: Sequence[Mapping[str, Any]] | None = None
@@ -24,6 +27,8 @@ class Request:
     top_p: float = 1.0
     seed: int = 0
     request_id: str = "0"
+    policy: Any = None
+    abandon: Callable[[Sequence[int]], bool] | None = None
 
 
 def prompt_of(request: Request, model: Any, policy: Any) -> list[int]:

@@ -28,7 +28,8 @@ class GenerationResult:
     """One finished request.
 
     `finish_reason` is "stop" (a stop token), "length" (the token limit, or the context's end: the answer may be
-    incomplete and `calls` is None) or "error" (`error` says what failed; the other rows of the batch are unaffected).
+    incomplete and `calls` is None), "abandoned" (the request's own `abandon` said so; `calls` is None) or "error"
+    (`error` says what failed; the other rows of the batch are unaffected).
     `vocabulary` names the ids in the tokens' `tags`; None without a constraint.
     `calibrated` is False for a policy whose values were set by hand: its figures say nothing of the method.
     """

@@ -24,10 +24,9 @@ class Row:
     """
 
     request: Request
+    policy: Any
     prompt: list[int]
     prompt_actions: Int8[np.ndarray, "n C"]
-    window: int
-    sinks: int
     limit: int = 0
     matcher: Any = None
     token_ids: list[int] = dataclasses.field(default_factory=list)
@@ -37,7 +36,7 @@ class Row:
     _expected: tuple[tuple[int, ...], str] | None = None
 
     def __post_init__(self) -> None:
-        settled = max(len(self.prompt) - self.window, 0)
+        settled = max(len(self.prompt) - self.policy.window, 0)
         actions = self.prompt_actions[:settled]
         self._used = [np.sum(actions == kind, axis=0) for kind in (HIGH, LOW)]
         self._settled = settled
@@ -65,7 +64,7 @@ class Row:
 
         `expected_actions` [2, C] is the expected share of generated tokens that become HIGH and LOW.
         """
-        tokens = min(self.window, len(self.prompt))
+        tokens = min(self.policy.window, len(self.prompt))
         recent = self.prompt_actions[len(self.prompt) - tokens :]
         return tuple(
             self._used[i] + np.sum(recent == kind, axis=0) + np.ceil(expected_actions[i] * self.limit).astype(int)
@@ -75,7 +74,7 @@ class Row:
     def slots_for_next(self) -> Slots:
         """Slots in use once the next step has moved the token that leaves the window; counts that token as moved."""
         position = len(self.prompt) + len(self.token_ids) - 1
-        leaving = position - self.window
+        leaving = position - self.policy.window
         if leaving >= self._settled:
             action = self._action_of(leaving)
             self._used = [used + (action == kind) for used, kind in zip(self._used, (HIGH, LOW), strict=True)]
@@ -83,7 +82,7 @@ class Row:
         return self._used[0], self._used[1]
 
     def _action_of(self, position: int) -> np.ndarray:
-        if position < self.sinks:
+        if position < self.policy.sinks:
             return np.full(self.prompt_actions.shape[1], HIGH)
         if position < len(self.prompt):
             return self.prompt_actions[position]

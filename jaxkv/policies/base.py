@@ -62,6 +62,11 @@ class Policy(Protocol):
     def groups(self) -> tuple[str, ...]: ...
 
     @property
+    def boundaries(self) -> tuple[tuple[int, int], ...] | None:
+        """Layers (start, stop) of each group, or None for the model's thirds."""
+        ...
+
+    @property
     def max_tags(self) -> int: ...
 
     @property

@@ -26,6 +26,7 @@ class FullKV:
     needs: Needs = field(default_factory=Needs)
     vocabulary: None = None
     groups: tuple[str, ...] = GROUP_NAMES
+    boundaries: None = None
     max_tags: int = 1
 
     @property

@@ -70,6 +70,10 @@ class Pask:
         return self.frozen.groups
 
     @property
+    def boundaries(self) -> tuple[tuple[int, int], ...] | None:
+        return self.frozen.boundaries
+
+    @property
     def expected_actions(self) -> np.ndarray:
         """Shares over the table's tags, each counted once."""
         entries = np.asarray([[max(e.base, e.floor) for e in groups] for groups in self.frozen.decode.values()])
